@@ -23,6 +23,7 @@ class EngineProfile:
     us_per_decode: float  # compute of one answer token
     weights_ms: float  # memory time of reading the weights once per step
     ns_per_context_token: float  # memory time of one context token's KV
+    tail_tokens: int | None = None  # hybrid model: memory of a tail of its windows and states, as so many tokens' KV
     step_ms: float = 0.0  # launches, scheduling, sampling: fixed time per step
     batched_tokens: int = 8192  # a step's budget (vLLM: max_num_batched_tokens)
     max_seqs: int = 256  # maximum of running requests (vLLM: max_num_seqs)

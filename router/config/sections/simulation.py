@@ -51,6 +51,9 @@ class ProfileFile(Section):
     """capacity of the KV cache, tokens"""
     kv_bytes_per_token: SourcedSize
     """KV size of one token over all layers and all GPUs of the instance, bytes"""
+    tail_tokens: SourcedCount | None = None
+    """of a hybrid model: KV memory that its windows and states take wherever a prompt can be re-used up to, in tokens;
+    null: the model has full attention only"""
     us_per_token: SourcedCost
     """compute per prompt token without attention, microseconds"""
     ns_per_pair: SourcedCost

@@ -15,21 +15,28 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from router.kvcache.events import BlocksRemoved, BlocksStored, EngineHash, Event, Tier
+from router.kvcache.events import BlocksRemoved, BlocksStored, EngineHash, Event, TailsStored, Tier
 from router.lab.simulator.scenario import LinkSpeed
 from router.lab.workloads.block_names import NamedTokens
 
+TAILS = 1  # the group of tails in events; full attention is group 0
+
 
 class BlockCache:
-    """A cache of `tokens` in blocks of `block_tokens`. `events` collects stores and removals until `drain`."""
+    """A cache of `tokens` in blocks of `block_tokens`. `tail_tokens`: memory of a tail; None: the model has full
+    attention only. `events` collects stores and removals until `drain`.
+    """
 
-    def __init__(self, tokens: int, block_tokens: int) -> None:
+    def __init__(self, tokens: int, block_tokens: int, tail_tokens: int | None = None) -> None:
         self.capacity = tokens
         self.block_tokens = block_tokens
+        self.tail_tokens = tail_tokens
         self.nameless_tokens = 0  # of live requests: still being computed, or too few for a block
         self.events: list[Event] = []
         self._uses: dict[int, int] = {}  # by name: number of live requests that use it
-        self._idle: OrderedDict[int, None] = OrderedDict()  # the next one to be evicted comes first
+        # Blocks, and tails as `~name` of the block at their end; the next one to be evicted comes first.
+        self._idle: OrderedDict[int, None] = OrderedDict()
+        self._tails = 0
 
     @property
     def live_tokens(self) -> int:
@@ -37,12 +44,28 @@ class BlockCache:
 
     @property
     def cached_blocks(self) -> int:
-        return len(self._uses) + len(self._idle)
+        return len(self._uses) + len(self._idle) - self._tails
 
     def count_held(self, names: Sequence[int]) -> int:
         """Return how many leading blocks of `names` are cached."""
         uses, idle = self._uses, self._idle
         return bisect_left(names, True, key=lambda name: name not in uses and name not in idle)
+
+    def count_reusable(self, names: Sequence[int], held: int) -> int:
+        """Return how many of these leading blocks, of which `held` are cached, a prompt re-uses."""
+        if self.tail_tokens is None:
+            return held
+        idle = self._idle
+        return next((blocks for blocks in range(held, 0, -1) if ~names[blocks - 1] in idle), 0)
+
+    def keep_tail(self, name: int) -> None:
+        """Keep the tail that ends with the block `name`, or mark it as just used."""
+        if ~name in self._idle:
+            self._idle.move_to_end(~name)
+        else:
+            self._idle[~name] = None
+            self._tails += 1
+            self.events.append(TailsStored([EngineHash(name)], TAILS, self.block_tokens, 1, False, False))
 
     def count_idle(self, names: Sequence[int]) -> int:
         """Return how many of these cached leading blocks no request uses; blocks in use come first."""
@@ -87,13 +110,23 @@ class BlockCache:
                 idle[name] = None
 
     def fit(self) -> None:
-        """Evict idle blocks until the contents fit the capacity."""
-        over = self.live_tokens + len(self._idle) * self.block_tokens - self.capacity
-        if over <= 0 or not self._idle:
-            return
-        count = min(len(self._idle), -(-over // self.block_tokens))
-        gone = [EngineHash(self._idle.popitem(last=False)[0]) for _ in range(count)]
-        self.events.append(BlocksRemoved(gone, Tier.GPU, 0))
+        """Evict idle blocks and tails until the contents fit the capacity."""
+        idle, size, tail_tokens = self._idle, self.block_tokens, self.tail_tokens or 0
+        over = self.live_tokens + (len(idle) - self._tails) * size + self._tails * tail_tokens - self.capacity
+        blocks: list[EngineHash] = []
+        tails: list[EngineHash] = []
+        while over > 0 and idle:
+            name, _ = idle.popitem(last=False)
+            if name >= 0:
+                blocks.append(EngineHash(name))
+                over -= size
+            else:
+                tails.append(EngineHash(~name))
+                over -= tail_tokens
+        self._tails -= len(tails)
+        for gone, group in ((blocks, 0), (tails, TAILS)):
+            if gone:
+                self.events.append(BlocksRemoved(gone, Tier.GPU, group))
 
     def drain(self) -> list[Event]:
         """Return the events since the last call."""

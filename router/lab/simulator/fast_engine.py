@@ -39,6 +39,7 @@ class EngineJob:
     generated: int = 0  # output tokens, as of the last preemption
     computed: int = 0  # tokens of the prompt and of the output before the last preemption
     held: int = 0  # number of leading blocks that it uses
+    tails: Sequence[int] = ()  # of a hybrid model: numbers of leading blocks at which it will leave a tail
     finish_at: int = 0  # the step after which it ends
     local_tokens: int | None = None  # prompt tokens from the GPU cache at its first admission
     host_tokens: int = 0
@@ -90,7 +91,7 @@ class FastEngine:
         max_queued: int | None = None,
     ) -> None:
         self.profile = profile
-        self.cache = BlockCache(profile.kv_tokens, block_tokens)
+        self.cache = BlockCache(profile.kv_tokens, block_tokens, profile.tail_tokens)
         self.slowdown = 1.0
         self.until_s: float | None = None  # when its step or stride ends; None: idle
         self.busy_s = self.prefill_s = 0.0
@@ -261,17 +262,25 @@ class FastEngine:
         ):
             return False
         job = self._waiting[0]
-        hits = self._hits(job)
+        hits, _ = self._hits(job)
         idle = self.cache.count_idle(job.names[:hits]) * self._size
         return self.cache.live_tokens + idle + job.whole_tokens - hits * self._size <= self.profile.kv_tokens
 
-    def _hits(self, job: EngineJob) -> int:
-        """Return how many leading blocks of `job` are cached; its last token is always computed."""
-        return self.cache.count_held(job.names[: (job.whole_tokens - 1) // self._size])
+    def _hits(self, job: EngineJob) -> tuple[int, int]:
+        """Return how many leading blocks of `job` it re-uses, and how many are cached; its last token is always
+        computed.
+        """
+        names = job.names[: (job.whole_tokens - 1) // self._size]
+        held = self.cache.count_held(names)
+        return self.cache.count_reusable(names, held), held
 
     def _admit(self, job: EngineJob, now: float) -> bool:
         """Take the memory that the prompt of `job` needs. Return False if part of it must be loaded first."""
-        hits = self._hits(job)
+        hits, cached = self._hits(job)
+        if self.cache.tail_tokens is not None:  # where it ends, and where it parts from others
+            job.tails = sorted({cached, (job.whole_tokens - 1) // self._size} - {0})
+            if hits:
+                self.cache.keep_tail(job.names[hits - 1])
         self.cache.use(job.names[:hits])
         job.held = hits
         job.computed = hits * self._size
@@ -334,6 +343,9 @@ class FastEngine:
     def _name(self, job: EngineJob, blocks: int) -> None:
         if blocks > job.held:
             self.cache.name(job.names, job.held, blocks)
+            for end in job.tails:
+                if job.held < end <= blocks:
+                    self.cache.keep_tail(job.names[end - 1])
             job.held = blocks
 
     def _save(self, job: EngineJob) -> None:

@@ -119,8 +119,8 @@ def load_profile(name: str, folder: Path = PROFILES) -> EngineProfile:
     """
     file = resolve_file("profile", name, folder)
     read = read_profile_file(file)
-    numbers = {field.name: getattr(read, field.name).value for field in fields(EngineProfile) if field.name != "name"}
-    return EngineProfile(name=file.stem, **numbers)
+    given = {field.name: getattr(read, field.name) for field in fields(EngineProfile) if field.name != "name"}
+    return EngineProfile(name=file.stem, **{name: one.value for name, one in given.items() if one is not None})
 
 
 def load_troubles(text: str, folder: Path = TROUBLES) -> dict[str, Trouble]:

@@ -1,5 +1,7 @@
 """The engine at a stride against the one that takes every step and makes every token."""
 
+import dataclasses
+import random
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -7,14 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.kvcache.events import BlocksCleared, BlocksRemoved, BlocksStored
+from router.kvcache.events import BlocksCleared, BlocksRemoved, BlocksStored, TargetId
+from router.kvcache.index import BlockIndex
 from router.lab.engine_profile import EngineProfile
 from router.lab.simulator import step_engine
 from router.lab.simulator.block_cache import KvTier, TransferLink
 from router.lab.simulator.engine_types import EngineShape, RequestId, SequenceRequest
 from router.lab.simulator.fast_engine import EngineJob, EngineSurroundings, FastEngine
 from router.lab.simulator.scenario import LinkSpeed
-from router.lab.workloads.block_names import SessionContext
+from router.lab.workloads.block_names import BlockNameKeyring, SessionContext
 from router.lab.workloads.model import Span, make_token_ids
 from tests.suites.properties import examples
 
@@ -228,3 +231,38 @@ def _names(source: int, prompt: int, output: int) -> Sequence[int]:
     context.add(Span(source, prompt))
     context.add(Span(-1 - source, output))
     return context.names
+
+
+def test_a_hybrid_model_re_uses_what_its_events_promise() -> None:
+    """The index applies the rule of a real vLLM to the events of the simulated engine, which never hears of it."""
+    dice = random.Random(1)
+    engine = FastEngine(dataclasses.replace(PLAIN, tail_tokens=24), BLOCK)
+    index, target = BlockIndex(BlockNameKeyring(0)), TargetId("engine/0")
+    index.join(target, "m")
+    systems = [[dice.randrange(1 << 40) for _ in range(dice.randrange(5, 20))] for _ in range(3)]
+    chats = [list(dice.choice(systems)) for _ in range(8)]
+    promised, delivered, evicted, held_more, now = [], [], [], 0, 0.0
+    for _ in range(300):
+        number = dice.randrange(8)
+        if dice.random() < 0.1 or len(chats[number]) > 60:
+            chats[number] = list(dice.choice(systems))
+        names = chats[number] = [*chats[number], *(dice.randrange(1 << 40) for _ in range(dice.randrange(1, 6)))]
+        blocks, output = len(names), dice.randrange(1, 50)
+        answer = [dice.randrange(1 << 40) for _ in range((output - 1) // BLOCK)]
+        held = index.match(names, [target]).get(target)
+        promised.append(0 if held is None else index.count_reusable(target, names, held.gpu))
+        held_more += held is not None and held.gpu > promised[-1]
+        job = EngineJob([*names, *answer], blocks * BLOCK + 1, output)
+        assert engine.submit(job, now)
+        while engine.until_s is not None:
+            now = engine.until_s
+            engine.end(now)
+        chats[number] += answer
+        delivered.append((job.local_tokens or 0) // BLOCK)
+        for event in engine.cache.drain():
+            index.apply(target, event)
+            evicted += [event.group] if isinstance(event, BlocksRemoved) else []
+    assert promised == delivered
+    assert sum(delivered) > 300
+    assert held_more > 30
+    assert {0, 1} == set(evicted), "blocks and tails"
