@@ -44,4 +44,4 @@ async def test_chats_that_begin_with_one_example_are_sessions_of_their_own(route
             assert len({record["session"] for record in turns[0]}) == CHATS
             assert {record["arm"] for record in turns[0]} == {"one", "other"}
             (model,) = (await r.admin.get("/admin/admission")).raise_for_status().json()["models"]
-            assert model["live_sessions"] == CHATS
+            assert model["known_sessions"] == CHATS
