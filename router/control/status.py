@@ -279,6 +279,7 @@ class Status:
             "speed": to_plain(speed),
             "promises": {
                 "trusted": target.overlap_accuracy.trusted,
+                "drafts": target.overlap_accuracy.drafts,
                 "kept": target.overlap_accuracy.confirmed,
                 "broken": target.overlap_accuracy.overestimated,
                 "missed": target.overlap_accuracy.underestimated,

@@ -7,11 +7,16 @@ A stream can be wrong in two ways, and the stream itself shows neither:
 * It predicts nothing although the engine does hit its cache (wrong block size, another tokenizer or template, a
   hash or topic mismatch). This loses every hit without any error, so it raises an `alarm` for the operator.
 
-Thresholds: "too much" means by a block or more; less is rounding. One such answer is normal, because blocks may be
-evicted between choice and prefill; 3 of the last 5 are not. Only answers for which events predicted at least a
-block are evidence; otherwise prompts that the target never held would restore trust. Trust returns after 3 correct
-predictions in a row, so that a borderline target does not flap. The caller continues to pass the predictions of
-*events* even while the target is scored by approximate blocks, so that trust is restored automatically.
+Thresholds: "too much" means by more than a block; less is rounding. One such answer is normal, because blocks may be
+evicted between choice and prefill; 3 of the last 5 are not. Only answers for which events predicted at least a block
+are evidence; otherwise prompts that the target never held would restore trust. A single block that was not delivered
+is none. Trust returns after 3 correct predictions in a row, so that a borderline target does not flap. The caller
+continues to pass the predictions of *events* even while the target is scored by approximate blocks, so that trust is
+restored automatically.
+
+An engine that drafts with EAGLE or MTP computes the last block of every hit again (vLLM 0.32,
+v1/core/kv_cache_coordinator.py), which no event shows. Three hits in a row that are a block short are taken as proof,
+and three that are a block longer than predicted thereafter as proof of the opposite.
 """
 
 from __future__ import annotations
@@ -24,6 +29,7 @@ WINDOW = 5
 WRONG_TO_DISTRUST = 3
 CORRECT_TO_TRUST = 3
 MISSES_TO_ALARM = 8
+SHORT_TO_DRAFTS = 3
 
 
 Finding = Literal["confirmed", "overestimated", "underestimated"]
@@ -32,15 +38,20 @@ Finding = Literal["confirmed", "overestimated", "underestimated"]
 class OverlapAccuracy:
     """The accuracy of one target. Predicted tokens include the GPU and slower local tiers, capped as engines do."""
 
-    __slots__ = ("_missed_in_row", "_news", "_recent", "confirmed", "overestimated", "trusted", "underestimated")
+    __slots__ = (
+        *("_missed_in_row", "_news", "_recent", "_short_in_row", "confirmed", "drafts", "overestimated", "trusted"),
+        "underestimated",
+    )
 
     def __init__(self) -> None:
         self.trusted = True
+        self.drafts = False  # whether the engine seems to compute the last block of every hit again
         self.confirmed = 0
         self.overestimated = 0
         self.underestimated = 0  # tokens delivered although none were predicted
         self._recent: tuple[bool, ...] = ()  # whether each prediction was correct, newest last
         self._missed_in_row = 0
+        self._short_in_row = 0  # hits whose last block was not as predicted
         self._news: Finding | None = None
 
     def observe(self, predicted_tokens: int, delivered_tokens: int | None, block_tokens: int) -> None:
@@ -55,7 +66,13 @@ class OverlapAccuracy:
                 self._news = "underestimated"
                 self.add("underestimated")
             return
-        if predicted_tokens - delivered_tokens < block_tokens:
+        excess = predicted_tokens - delivered_tokens
+        if excess == predicted_tokens == block_tokens:
+            return
+        self._short_in_row = self._short_in_row + 1 if excess == (-block_tokens if self.drafts else block_tokens) else 0
+        if self._short_in_row == SHORT_TO_DRAFTS:
+            self.drafts, self._short_in_row = not self.drafts, 0
+        if excess <= block_tokens:
             self.confirmed += 1
             in_doubt = not self.trusted or self._missed_in_row or False in self._recent
             self._news = "confirmed" if in_doubt else None
@@ -87,8 +104,9 @@ class OverlapAccuracy:
     def reset(self) -> None:
         """Start again for a new process with a new stream. The counters are retained."""
         self.trusted = True
+        self.drafts = False
         self._recent = ()
-        self._missed_in_row = 0
+        self._missed_in_row = self._short_in_row = 0
 
     def save(self) -> SavedAccuracy:
         """Return the evidence as a value, for another router."""

@@ -315,11 +315,11 @@ class BlockIndex:
                 found[target] = held
         return found
 
-    def count_reusable(self, target: TargetId, keys: Sequence[Key], blocks: int) -> int:
+    def count_reusable(self, target: TargetId, keys: Sequence[Key], blocks: int, *, drafts: bool = False) -> int:
         """Return how many of the first `blocks` blocks of the chain `keys`, all held on the GPU of `target` (joined:
-        KeyError otherwise), its engine re-uses: less than all only where `target` is in `hybrid`.
+        KeyError otherwise), its engine re-uses: less than all only where `target` is in `hybrid`, or `drafts`.
         """
-        return self._blocks[target].count_reusable(keys, blocks)
+        return self._blocks[target].count_reusable(keys, blocks, drafts=drafts)
 
     def find_end(self, target: TargetId, blocks: int) -> int:
         """Return at which of the leading blocks of a prompt of `blocks` whole blocks the engine of `target` (joined:

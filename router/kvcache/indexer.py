@@ -252,12 +252,16 @@ class KvIndexer:
         return group_overlaps(self._index, self._speculative, prompt, self._uncertain, self._clock.now())
 
     def estimate_overlaps(
-        self, prompt: TokenizedPrompt, block_tokens: Mapping[TargetId, int | None], distrusted: frozenset[TargetId]
+        self,
+        prompt: TokenizedPrompt,
+        block_tokens: Mapping[TargetId, int | None],
+        distrusted: frozenset[TargetId],
+        drafting: frozenset[TargetId] = frozenset(),
     ) -> dict[TargetId, OverlapEstimate]:
-        """Return one estimate per target of `block_tokens` (block sizes). `distrusted` ones contradicted the
-        index.
+        """Return one estimate per target of `block_tokens` (block sizes). `distrusted` ones contradicted the index,
+        `drafting` ones compute the last block of every hit again.
         """
-        return self._estimator.estimate(prompt, block_tokens, distrusted, self._clock.now())
+        return self._estimator.estimate(prompt, block_tokens, distrusted, drafting, self._clock.now())
 
     def add_sent(self, target: TargetId, prompt: TokenizedPrompt, estimate: OverlapEstimate) -> SentPrompt | None:
         """Record that a prompt is sent to `target`, given its `estimate` for that target. None if the block size is

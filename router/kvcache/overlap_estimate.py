@@ -83,10 +83,11 @@ class OverlapEstimator:
         prompt: TokenizedPrompt,
         block_tokens: Mapping[TargetId, int | None],
         distrusted: Collection[TargetId],
+        drafting: Collection[TargetId],
         now: float,
     ) -> dict[TargetId, OverlapEstimate]:
-        """Return one estimate per target of `block_tokens` (block sizes). `distrusted` ones contradicted the
-        index.
+        """Return one estimate per target of `block_tokens` (block sizes). `distrusted` ones contradicted the index,
+        `drafting` ones compute the last block of every hit again.
         """
         estimates: dict[TargetId, OverlapEstimate] = {}
         for target, its_size in block_tokens.items():
@@ -97,7 +98,7 @@ class OverlapEstimator:
             if size not in prompt.keys:  # this block size appeared while the prompt was being tokenised
                 continue
             targets = [target for target, its_size in block_tokens.items() if its_size == size]
-            self._add_estimates(estimates, usable(prompt, size), size, targets, distrusted, now)
+            self._add_estimates(estimates, usable(prompt, size), size, targets, distrusted, drafting, now)
         return estimates
 
     def _add_estimates(
@@ -107,6 +108,7 @@ class OverlapEstimator:
         size: int,
         targets: Sequence[TargetId],
         distrusted: Collection[TargetId],
+        drafting: Collection[TargetId],
         now: float,
     ) -> None:
         """Estimate `targets`, whose blocks have `size` tokens."""
@@ -120,12 +122,15 @@ class OverlapEstimator:
             if (expected := expecting.get(held.gpu)) is None:
                 expected = self._speculative.targets_expecting(keys[held.gpu], now) if held.gpu < len(keys) else ()
                 expecting[held.gpu] = expected
-            uncached = target in expected or target in distrusted or target in hybrid
+            drafts = target in drafting
+            uncached = drafts or target in expected or target in distrusted or target in hybrid
             cached = cache.get(target)
             if cached is not None and cached.held == held and cached.estimate.block_tokens == size and not uncached:
                 estimates[target] = cached.estimate
                 continue
-            estimate = estimates[target] = self._estimate_one(target, keys, size, held, target not in distrusted, now)
+            reused = self._count_reusable(target, keys, held, drafts=drafts) if drafts or target in hybrid else held
+            trusted = target not in distrusted
+            estimate = estimates[target] = self._estimate_one(target, keys, size, held, reused, trusted, now)
             if not uncached and self._is_certain(target):
                 cache[target] = _CachedEstimate(held, estimate)
 
@@ -138,15 +143,28 @@ class OverlapEstimator:
         state = self._states.get(target)
         return state is not None and state.certain
 
+    def _count_reusable(self, target: TargetId, keys: Sequence[Key], held: HeldBlocks, *, drafts: bool) -> HeldBlocks:
+        """Return what the engine re-uses of the blocks that full attention holds. Slower tiers of a hybrid model are
+        not counted.
+        """
+        blocks = self._index.count_reusable(target, keys, held.gpu, drafts=drafts)
+        if target in self._index.hybrid or held.disk == held.gpu:
+            return HeldBlocks(blocks, blocks, blocks)
+        return held._replace(gpu=blocks) if held.cpu > held.gpu else HeldBlocks(blocks, blocks, held.disk)
+
     def _estimate_one(
-        self, target: TargetId, keys: Sequence[Key], size: int, held: HeldBlocks, trusted: bool, now: float
+        self,
+        target: TargetId,
+        keys: Sequence[Key],
+        size: int,
+        held: HeldBlocks,
+        reused: HeldBlocks,
+        trusted: bool,
+        now: float,
     ) -> OverlapEstimate:
+        """Return the estimate for one target; `reused`: what its engine re-uses of `held`."""
         state = self._states.get(target)
         sequencer = state.sequencer if state is not None else None
-        reused = held
-        if target in self._index.hybrid:
-            blocks = self._index.count_reusable(target, keys, held.gpu)
-            reused = HeldBlocks(blocks, blocks, blocks)
         indexed = None if sequencer is None else reused.disk * size
         received_s = None if sequencer is None else sequencer.last_heard_s
         # to the millisecond, as logged views have it; a third of the cost of `round`
@@ -169,11 +187,11 @@ class OverlapEstimator:
             return OverlapEstimate(None, indexed, size, 0)
         # A prompt for which a hybrid model re-uses less than it holds makes its engine keep what the next one needs. So
         # `expected` counts what is held: prompts with a common beginning meet there.
-        reusable = expected
+        recomputed = held.gpu - reused.gpu
         if target in self._index.hybrid:
-            reusable = self._speculative.find_tail(target, keys, reused.gpu, expected)
+            recomputed = expected - self._speculative.find_tail(target, keys, reused.gpu, expected)
         overlap = Overlap(reused.gpu * size, reused.cpu * size, reused.disk * size, expected * size, "events", age_s)
-        return OverlapEstimate(overlap, indexed, size, held.gpu, (expected - reusable) * size)
+        return OverlapEstimate(overlap, indexed, size, held.gpu, recomputed * size)
 
 
 class OverlapGroup(NamedTuple):

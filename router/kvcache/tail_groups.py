@@ -53,28 +53,28 @@ class TailKind:
         self.held.discard(key)
         decrement(self._counts, key)
 
-    def find_tail(self, keys: Sequence[Key], blocks: int, block_tokens: int, align: int) -> int:
+    def find_tail(self, keys: Sequence[Key], blocks: int, block_tokens: int, align: int, more: int = 0) -> int:
         """Return the largest number of blocks of `block_tokens`, at most `blocks` and a multiple of `align`, of which
-        all groups hold the last `need` of their own.
+        all groups hold the last `need` of their own and the `more` blocks after them.
         """
-        need, unit = self.need, max(1, self.block_tokens // block_tokens)
+        need, unit = self.need + more, max(1, self.block_tokens // block_tokens)
         if not self.leading:
             unit = 1  # a state is looked up wherever it may be, also inside its block
         elif self.block_tokens < block_tokens:  # only those at the end of a block can be looked up
             need = -(-need * self.block_tokens // block_tokens)
-        held, end = self.held, blocks - blocks % align
+        held, end = self.held, blocks - blocks % align + more
         while end >= need * unit:
             n = end // unit - need
             while n < end // unit and keys[(n + 1) * unit - 1] in held:
                 n += 1
             if n == end // unit:
-                return end
+                return end - more
             end = n * unit  # no tail that contains the first missing block will do
             end -= end % align
         n = 0
         while self.leading and n < end // unit and keys[(n + 1) * unit - 1] in held:
             n += 1
-        return n * unit - n * unit % align
+        return max(0, n * unit - n * unit % align - more)
 
 
 class TailGroup:
@@ -155,9 +155,10 @@ class Tails:
             empty.group(number, group.kind.block_tokens, group.kind.need, leading=group.kind.leading)
         return empty
 
-    def count_reusable(self, keys: Sequence[Key], blocks: int, block_tokens: int) -> int:
+    def count_reusable(self, keys: Sequence[Key], blocks: int, block_tokens: int, *, drafts: bool = False) -> int:
         """Return how many of the first `blocks` blocks of a prompt, of `block_tokens` and all held by full attention,
-        are re-used; all if blocks of a group and of full attention cannot end at the same places.
+        are re-used; all if blocks of a group and of full attention cannot end at the same places. `drafts`: full
+        attention holds one block more, and windows must hold it, too.
         """
         align = 1
         for kind in self.kinds:
@@ -169,7 +170,8 @@ class Tails:
         while blocks != before:
             before = blocks
             for kind in self.kinds:
-                blocks = kind.find_tail(keys, blocks, block_tokens, align)
+                more = int(drafts and kind.leading and kind.block_tokens == block_tokens and align == 1)
+                blocks = kind.find_tail(keys, blocks, block_tokens, align, more)
             if len(self.kinds) == 1:
                 break
         return blocks

@@ -111,11 +111,17 @@ class TargetBlocks:
         if not reported:
             tail.store(labels, self._key_of)
 
-    def count_reusable(self, keys: Sequence[Key], blocks: int) -> int:
-        """Return how many of the first `blocks` blocks of a prompt, all held on the GPU, the engine re-uses."""
+    def count_reusable(self, keys: Sequence[Key], blocks: int, *, drafts: bool) -> int:
+        """Return how many of the first `blocks` blocks of a prompt, all held on the GPU, the engine re-uses. `drafts`:
+        the last block is computed again.
+        """
         if self.incomplete:
             blocks = next((n for n in range(blocks) if keys[n] in self.incomplete), blocks)
-        return blocks if self.block_tokens is None else self.tails.count_reusable(keys, blocks, self.block_tokens)
+        if drafts and blocks:
+            blocks -= 1
+        if self.block_tokens is None:
+            return blocks
+        return self.tails.count_reusable(keys, blocks, self.block_tokens, drafts=drafts)
 
     def find_end(self, blocks: int) -> int:
         """Return the last place in `blocks` leading blocks at which a prompt leaves tails."""

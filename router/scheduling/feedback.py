@@ -7,11 +7,15 @@ against the target's event stream.
 
 from __future__ import annotations
 
+import logging
+
 from router.fleet.instance import FetchedKv
 from router.kvcache.overlap_estimate import OverlapEstimate
 from router.prompt.usage import Usage
 from router.scheduling.ticket import TargetBooking
 from scorers.contract import Overlap, PoolHit
+
+log = logging.getLogger("warmroute.index")
 
 
 def learn_from_answer(
@@ -27,7 +31,10 @@ def learn_from_answer(
     emptied = part.sent_prompt is not None and part.sent_prompt.speculative.forgotten  # after the choice
     if estimate is not None and estimate.indexed_tokens is not None and estimate.block_tokens and not emptied:
         own = _own_tokens(estimate.indexed_tokens, cached_tokens, pool_hit, shared_pool)
-        target.overlap_accuracy.observe(estimate.indexed_tokens, own, estimate.block_tokens)
+        accuracy, drafted = target.overlap_accuracy, target.overlap_accuracy.drafts
+        accuracy.observe(estimate.indexed_tokens, own, estimate.block_tokens)
+        if accuracy.drafts and not drafted:
+            log.info("%s: computes the last block of every hit again, as with EAGLE or MTP", target.id)
     if ttft_ms is None or prompt_tokens is None:
         return
     overlap = estimate.overlap if estimate is not None else None

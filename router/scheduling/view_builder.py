@@ -171,7 +171,8 @@ class ViewBuilder:
             self._update_block_sizes()
             sizes = {target.id: target.block_tokens for target in candidates}
             distrusted = frozenset([target.id for target in candidates if not target.overlap_accuracy.trusted])
-            estimates = self._indexer.estimate_overlaps(known, sizes, distrusted)
+            drafting = frozenset([target.id for target in candidates if target.overlap_accuracy.drafts])
+            estimates = self._indexer.estimate_overlaps(known, sizes, distrusted, drafting)
         if last is None:
             return estimates
         estimates = estimates or {target.id: NOT_SENT for target in candidates}

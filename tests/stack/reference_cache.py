@@ -1,8 +1,8 @@
-"""`reference_cache.py GROUPS SEED REQUESTS` plays requests to the KV cache manager of the installed vLLM, no model.
+"""`reference_cache.py GROUPS SEED REQUESTS [eagle]` plays requests to the installed vLLM's KV cache manager, no model.
 
 Run with the Python of the stack's environment: this project is not in it. GROUPS is JSON, a list of
-`[kind, block_tokens, window]`. For each request one line of JSON goes to standard output: the prompt's token ids, how
-many of them were cached, and the events that the request caused.
+`[kind, block_tokens, window]`; `eagle`: as with drafts of EAGLE or MTP. For each request one line of JSON goes to
+standard output: the prompt's token ids, how many of them were cached, and the events that the request caused.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SYSTEMS, SESSIONS = 3, 12
 MAX_TOKENS = 16_384
 
 
-def make_manager(groups: Sequence[Sequence[Any]]) -> tuple[Any, Any, int]:
+def make_manager(groups: Sequence[Sequence[Any]], *, eagle: bool) -> tuple[Any, Any, int]:
     """Return a cache manager with these groups, the function that hashes its requests, and the alignment of hits."""
     import torch
     from vllm.utils.hashing import sha256_cbor
@@ -54,6 +54,7 @@ def make_manager(groups: Sequence[Sequence[Any]]) -> tuple[Any, Any, int]:
         scheduler_block_size=lcm(*sizes),
         hash_block_size=min(sizes),
         enable_kv_cache_events=True,
+        use_eagle=eagle,
     )
     return manager, get_request_block_hasher(min(sizes), sha256_cbor), lcm(*sizes)
 
@@ -129,7 +130,7 @@ def main() -> None:
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # vLLM logs to standard output
     sys.path.pop(0)  # this folder's modules are none of vLLM's
-    manager, hasher, alignment = make_manager(groups)
+    manager, hasher, alignment = make_manager(groups, eagle="eagle" in sys.argv[4:])
     for number, (ids, answer) in enumerate(prompts(seed, count)):
         cached = play(manager, hasher, alignment, number, ids, answer)
         events = [plain(event) for event in manager.take_events()]

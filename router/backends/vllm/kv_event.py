@@ -198,12 +198,12 @@ def _stored(fields: EventFields, host_cpu: bool) -> BlocksStored | TailsStored |
 
 def _tails(fields: EventFields) -> TailsStored | Skipped:
     """Decode blocks of a sliding window, or states of Mamba. The event's tokens are those of the whole step, so they do
-    not show where its blocks are.
+    not show where its blocks are. Even an event without blocks shows that there is such a group.
     """
     kind, window = fields.kv_cache_spec_kind, fields.kv_cache_spec_sliding_window
     hashes, block_tokens, group = _hashes(fields.block_hashes), fields.block_size, _group(fields)
     leading = kind != STATE_KIND
-    if not fields.block_hashes or (leading and (kind not in WINDOW_KINDS or window is None)):
+    if leading and (kind not in WINDOW_KINDS or window is None):
         return "group"
     if hashes is None or group is None or not _is_block_size(block_tokens):
         return "broken"

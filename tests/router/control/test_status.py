@@ -130,7 +130,14 @@ def test_a_target_with_its_load_speed_promises_and_stream(router: RouterParts) -
     load = target["load"]
     assert (load["requests"], load["running"], load["waiting"], load["metrics_age_s"]) == (1, 3, 2, 0.5)
     assert target["speed"]["samples"] == 0
-    assert target["promises"] == {"trusted": True, "kept": 0, "broken": 0, "missed": 0, "alarm": None}
+    assert target["promises"] == {
+        "trusted": True,
+        "drafts": False,
+        "kept": 0,
+        "broken": 0,
+        "missed": 0,
+        "alarm": None,
+    }
     stream = target["stream"]
     assert stream.pop("bytes") > 0
     assert stream == {

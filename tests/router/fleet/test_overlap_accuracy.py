@@ -35,6 +35,25 @@ def test_less_than_a_block_is_rounding_and_more_than_promised_is_fine() -> None:
     assert story(OverlapAccuracy(), *[(160, 145)] * 10, *[(160, 320)] * 10).trusted
 
 
+def test_an_engine_that_drafts_is_trusted_and_known_for_it() -> None:
+    accuracy = story(OverlapAccuracy(), (160, 144), (160, 160), (160, 144), (48, 32))
+    assert not accuracy.drafts
+    story(accuracy, (16, 0), (0, 0), (320, 304))
+    assert accuracy.drafts, "three in a row; one block of one, or of none, proves nothing"
+    assert accuracy.trusted
+    assert accuracy.overestimated == 0
+    story(accuracy, (144, 144), (144, 160), (144, 160), (144, 144), (144, 160), (144, 160))
+    assert accuracy.drafts
+    story(accuracy, (144, 160))
+    assert not accuracy.drafts, "three in a row were a block longer"
+    story(accuracy, *[(160, 144)] * 3).reset()
+    assert not accuracy.drafts, "another process"
+
+
+def test_more_than_a_block_less_is_too_much() -> None:
+    assert not story(OverlapAccuracy(), *[(160, 143)] * 3).trusted
+
+
 def test_answers_that_prove_nothing_change_nothing() -> None:
     accuracy = story(OverlapAccuracy(), BROKEN, BROKEN, *[COLD] * 9, (160, None), (15, 0), BROKEN)
     assert not accuracy.trusted, "the cold ones between did not push the broken ones out"

@@ -48,10 +48,33 @@ def test_a_hybrid_model_promises_what_it_re_uses_and_attracts_by_what_it_holds(h
     stored = cache.stored(IDS[:12])
     window = TailsStored(stored.hashes[:2], 1, 4, 2, leading=True, from_start=False)
     house.knowledge.on_batch(A, cache.batch(window, stored))
-    assert house.belief(A) == OverlapEstimate(Overlap(8, 8, 8, 12, "events", 0.0), 8, 4, 3)
+    assert house.belief(A) == OverlapEstimate(Overlap(8, 8, 8, 12, "events", 0.0), 8, 4, 3, recomputed_tokens=4)
     assert A in house.knowledge.overlap_groups(PROMPT).unsure
     house.knowledge.on_batch(A, cache.batch(window._replace(hashes=stored.hashes[1:3])))
     assert house.overlap(A) == Overlap(12, 12, 12, 12, "events", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "cpu", "expected"),
+    [
+        (12, 0, (8, 8, 8, 12)),
+        (12, 16, (8, 16, 16, 12)),
+        (12, 8, (8, 8, 8, 12)),
+        (0, 8, (0, 8, 8, 0)),
+        (4, 0, (0, 0, 0, 4)),
+    ],
+)
+def test_a_target_that_drafts_promises_a_block_less_than_its_gpu_holds(
+    house: House, gpu: int, cpu: int, expected: tuple[int, ...]
+) -> None:
+    cache = house.join(A)
+    tiers = (gpu, Tier.GPU), (cpu, Tier.CPU)
+    house.knowledge.on_batch(A, cache.batch(*(cache.stored(IDS[:held], tier=tier) for held, tier in tiers if held)))
+    for _ in range(2):  # the second time nothing is taken from the cache of estimates
+        found = house.knowledge.estimate_overlaps(PROMPT, {A: 4}, frozenset(), frozenset([A]))[A]
+        assert found.overlap is not None
+        assert (tokens(found.overlap), found.indexed_tokens) == (expected, expected[2])
+        assert tokens(house.overlap(A)) == (gpu, max(gpu, cpu), max(gpu, cpu), gpu)
 
 
 def test_both_targets_in_one_answer(house: House) -> None:
@@ -347,7 +370,7 @@ def test_what_is_kept_of_earlier_beliefs_changes_none(
             house.clock.advance(amount)
         for prompt in (STRANGE, PROMPT, AKIN, STRANGE):
             told = house.knowledge.estimate_overlaps(prompt, {A: 4, B: 4}, frozenset(distrusted))
-            right = house.afresh().estimate(prompt, {A: 4, B: 4}, distrusted, house.clock.now())
+            right = house.afresh().estimate(prompt, {A: 4, B: 4}, distrusted, (), house.clock.now())
             for name, belief in told.items():
                 assert ageless(belief) == ageless(right[name])
                 assert age_s(belief) == pytest.approx(age_s(right[name]), abs=CACHE_TTL_S)

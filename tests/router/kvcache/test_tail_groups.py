@@ -175,6 +175,10 @@ def test_a_report_of_a_hit_is_no_copy_and_adds_nothing() -> None:
     assert promise(index, WHOLE) == 0
 
 
+def test_a_group_that_keeps_nothing_yet_is_known_all_the_same() -> None:
+    assert promise(index_of(CHAIN, WINDOW._replace(hashes=[])), WHOLE) == 0
+
+
 def test_a_target_that_was_cleared_is_still_a_hybrid_model_s() -> None:
     index = index_of(CHAIN, WINDOW)
     index.forget(A)
@@ -271,7 +275,7 @@ STORED |= {"block_size": 16, "lora_id": None, "medium": "GPU", "lora_name": None
             TailsStored([5, 6], 1, 16, 1, True, True),
         ),
         ({"kv_cache_spec_kind": "mamba"}, TailsStored([5, 6], 1, 16, 1, False, False)),
-        ({"kv_cache_spec_kind": "mamba", "block_hashes": []}, "group"),
+        ({"kv_cache_spec_kind": "mamba", "block_hashes": []}, TailsStored([], 1, 16, 1, False, False)),
         ({"kv_cache_spec_kind": "mamba", "medium": "CPU"}, "group"),
         ({"kv_cache_spec_kind": "chunked_local_attention"}, "group"),
         ({"kv_cache_spec_kind": "sliding_window"}, "group"),

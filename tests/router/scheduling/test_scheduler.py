@@ -462,6 +462,20 @@ def test_broken_promises_cost_the_stream_its_trust_and_kept_ones_bring_it_back()
     assert target.overlap_accuracy.trusted
 
 
+def test_an_engine_that_drafts_keeps_its_stream_s_trust_and_is_promised_a_block_less() -> None:
+    """With EAGLE or MTP vLLM computes the last block of every hit again."""
+    house = House(count=1)
+    house.stored("a/0")
+    promised = []
+    for _ in range(5):
+        ticket = house.admit()
+        promised.append((ticket.attempt.predicted_tokens, house.target("a/0").load_book.prefill_tokens))
+        house.answer(ticket, cached=32)
+    assert promised == [(36, 4)] * 3 + [(32, 8)] * 2
+    assert ticket.attempt.expected_tokens == 36, "a choice goes by what is held: all such engines lose a block"
+    assert house.target("a/0").overlap_accuracy.trusted
+
+
 def test_a_request_that_met_an_emptied_cache_says_nothing_of_its_stream() -> None:
     house = House(count=1)
     for _ in range(4):
