@@ -1,6 +1,7 @@
 """The block index: which target holds which block, in which tier.
 
     key -> one bit per target that holds it, for each tier        `block_holders.py`: read by requests
+        -> the same for tails of hybrid models, by shape          `tail_groups.py`
     target -> group -> tier -> engine hash -> key                 `target_blocks.py`: written by events
 
 This module assigns bits to targets. Forgetting a target is O(1): its bit is retired, so no match can see it, and
@@ -34,6 +35,7 @@ from router.kvcache.events import (
 )
 from router.kvcache.recent_removals import RecentRemovals
 from router.kvcache.snapshot_format import SavedTargetBlocks, restore, save
+from router.kvcache.tail_groups import TailShape, TailTable, clear_tail, find_tails
 from router.kvcache.target_blocks import TargetBlocks
 
 AS_FLAGS = bytes.maketrans(b"01", b"\0\1")
@@ -49,10 +51,13 @@ class HeldBlocks(NamedTuple):
 
 
 class EqualHolders(NamedTuple):
-    """Targets that hold equally many leading blocks of a prompt; `BlockIndex.targets_of` resolves their bits."""
+    """Targets that hold equally many leading blocks of a prompt, and re-use equally many of those on their GPU;
+    `BlockIndex.targets_of` resolves their bits.
+    """
 
     bits: int
     held: HeldBlocks
+    reused: int
 
 
 class IndexStats(NamedTuple):
@@ -82,6 +87,7 @@ class BlockCopies(NamedTuple):
 class _Retired(NamedTuple):
     bit: int
     tables: list[tuple[Tier, KeyTable]]
+    tails: list[tuple[TailTable, dict[Key, int]]]  # common tables, and the keys of which they may have the bit
     rest: list[
         dict[Any, Any]
     ]  # other tables, emptied in pieces: freeing a million entries at once takes as long as a request may wait
@@ -100,9 +106,12 @@ class BlockIndex:
         self._targets: dict[int, TargetId] = {}  # by bit
         self._by_position: list[TargetId | None] | None = None  # by the bit's position; None: rebuilt on demand
         self.hybrid: set[TargetId] = set()  # with groups that keep only tails: they re-use less than they hold
+        self.odd: set[TargetId] = set()  # of those, the targets with blocks of several sizes or several full attentions
         self.all_bits = 0  # bits of all joined targets
         self._contiguous_bits = 0  # of those, the targets that can be bisected
         self._holders = BlockHolders()
+        self._tail_tables: dict[TailShape, TailTable] = {}
+        self._shaped: dict[tuple[TailShape, ...], int] | None = {}  # bits of hybrid targets; None: made on demand
         self._retired: deque[_Retired] = deque()
         self._free_bits: list[int] = []
         self._bits = 0  # bits created so far
@@ -132,6 +141,7 @@ class BlockIndex:
         if (blocks := self._blocks.pop(target, None)) is not None:
             del self._targets[blocks.bit]
             self.hybrid.discard(target)
+            self._shaped = None
             self._by_position = None
             self.all_bits &= ~blocks.bit
             self._contiguous_bits &= ~blocks.bit
@@ -146,7 +156,7 @@ class BlockIndex:
         blocks = self._allocate(before.model)
         blocks.block_tokens = before.block_tokens
         blocks.partial, blocks.counts_copies = before.partial, before.counts_copies
-        blocks.tails = before.tails.emptied()
+        blocks.tails.adopt_groups(before.tails)
         self._register(target, blocks)
 
     def _allocate(self, model: str) -> TargetBlocks:
@@ -156,13 +166,14 @@ class BlockIndex:
         else:
             bit = 1 << self._bits
             self._bits += 1
-        return TargetBlocks(model, bit, self._holders, self._keyring, self._orphan_blocks)
+        return TargetBlocks(model, bit, self._holders, self._tail_tables, self._keyring, self._orphan_blocks)
 
     def _register(self, target: TargetId, blocks: TargetBlocks) -> None:
         self._targets[blocks.bit] = target
         self._blocks[target] = blocks
         if blocks.tails.groups:
             self.hybrid.add(target)
+            self._shaped = None
         self._by_position = None
         self.all_bits |= blocks.bit
         if blocks.contiguous:
@@ -172,9 +183,10 @@ class BlockIndex:
         for tier in Tier:
             self._holders.blocks[tier] -= blocks.blocks[tier]
         tables = [(tier, names) for tier, names in blocks.tables() if names]
+        tails = [kind.retire() for kind in blocks.tails.kinds.values()]
         rest = [table for table in blocks.other_tables() if table]
-        if tables or rest:
-            self._retired.append(_Retired(blocks.bit, tables, rest))
+        if tables or tails or rest:
+            self._retired.append(_Retired(blocks.bit, tables, tails, rest))
         else:
             self._free_bits.append(blocks.bit)
 
@@ -185,15 +197,16 @@ class BlockIndex:
         if not self._retired:
             return False
         while self._retired and entries > 0:
-            bit, tables, rest = self._retired[0]
-            entries = self._sweep(bit, tables, rest, entries)
-            if not tables and not rest:
-                self._free_bits.append(bit)
+            retired = self._retired[0]
+            entries = self._sweep(retired, entries)
+            if not retired.tables and not retired.tails and not retired.rest:
+                self._free_bits.append(retired.bit)
                 self._retired.popleft()
         return True
 
-    def _sweep(self, bit: int, tables: list[tuple[Tier, KeyTable]], rest: list[dict[Any, Any]], entries: int) -> int:
+    def _sweep(self, retired: _Retired, entries: int) -> int:
         """Remove up to `entries` entries. Return how many more may be removed."""
+        bit, tables, tails, rest = retired
         while tables and entries > 0:
             tier, names = tables[-1]
             before = len(names)
@@ -201,6 +214,13 @@ class BlockIndex:
             entries -= before - len(names)
             if not names:
                 tables.pop()
+        while tails and entries > 0:
+            table, keys = tails[-1]
+            entries -= 1
+            if keys:
+                clear_tail(table, keys.popitem()[0], bit)
+            else:
+                tails.pop()
         while rest and entries > 0:
             entries -= 1
             rest[-1].popitem()
@@ -237,19 +257,23 @@ class BlockIndex:
         blocks = self._blocks[target]
         if self._retired:
             self.sweep(SWEEP_BLOCKS + (2 * len(event.hashes) if isinstance(event, BlocksStored) else 0))
+        hybrid = target in self.hybrid
+        shapes = blocks.equal_shapes if hybrid else ()
         match event:
             case BlocksStored():
                 entered = blocks.store(event)
             case TailsStored():
                 blocks.store_tails(event)
+                entered, hybrid = [], True
                 self.hybrid.add(target)
-                return []
             case BlocksRemoved():
                 entered = []
                 blocks.remove(event)
             case BlocksCleared():  # the event names no tier: clearing all is the safe reading
                 self.forget(target)
                 return []
+        if hybrid and blocks.equal_shapes != shapes:
+            self._shaped = None
         self._note_contiguity(blocks)
         return entered
 
@@ -300,8 +324,36 @@ class BlockIndex:
 
     def match(self, keys: Sequence[Key], targets: Collection[TargetId]) -> dict[TargetId, HeldBlocks]:
         """Return how far each of `targets` holds the chain `keys` from its start; targets without any are
-        absent. Those in `hybrid` may re-use less: see `count_reusable`.
+        absent. Those in `hybrid` may re-use less: see `match_reused`.
         """
+        return self._resolve(self._match_targets(keys, targets))
+
+    def match_reused(
+        self, keys: Sequence[Key], targets: Collection[TargetId]
+    ) -> tuple[dict[TargetId, HeldBlocks], dict[TargetId, int]]:
+        """Return the result of `match`, and how many blocks those targets re-use that re-use less than they hold on
+        their GPU.
+        """
+        found = self._match_targets(keys, targets)
+        held = self._resolve(found)
+        if not self.hybrid:
+            return held, {}
+        reused: dict[TargetId, int] = {}
+        for group in self._split_by_reuse(keys, found):
+            if group.reused != group.held.gpu:
+                reused.update(dict.fromkeys(self.targets_of(group.bits), group.reused))
+        for target in self.odd.intersection(held):
+            reused[target] = self.count_reusable(target, keys, held[target].gpu)
+        return held, reused
+
+    def _resolve(self, found: Sequence[EqualHolders]) -> dict[TargetId, HeldBlocks]:
+        held: dict[TargetId, HeldBlocks] = {}
+        for group in found:
+            for target in self.targets_of(group.bits):
+                held[target] = group.held
+        return held
+
+    def _match_targets(self, keys: Sequence[Key], targets: Collection[TargetId]) -> list[EqualHolders]:
         whole = other = 0
         for target in targets:
             if (blocks := self._blocks.get(target)) is not None:
@@ -309,11 +361,40 @@ class BlockIndex:
                     whole |= blocks.bit
                 else:
                     other |= blocks.bit
-        found: dict[TargetId, HeldBlocks] = {}
-        for bits, held in self._match(keys, whole, other):
-            for target in self.targets_of(bits):
-                found[target] = held
-        return found
+        return self._match(keys, whole, other)
+
+    def _split_by_reuse(self, keys: Sequence[Key], found: Sequence[EqualHolders]) -> list[EqualHolders]:
+        """Split groups by how many blocks their targets re-use, which is not known of `odd` ones."""
+        split: list[EqualHolders] = []
+        for shapes, members in self._members_by_shape().items():
+            held = [(one.held.gpu, one.bits & members) for one in found if one.held.gpu and one.bits & members]
+            kinds = [(shape, self._tail_tables[shape]) for shape in shapes]
+            tails = find_tails(keys, sorted(held, reverse=True), kinds) if held else []
+            others: list[EqualHolders] = []
+            for one in found:
+                bits = one.bits & members
+                for reused, some in tails:
+                    if both := bits & some:
+                        split.append(EqualHolders(both, one.held, reused))
+                        bits ^= both
+                if bits:
+                    split.append(EqualHolders(bits, one.held, 0))
+                if rest := one.bits & ~members:
+                    others.append(EqualHolders(rest, one.held, one.reused))
+            found = others
+        return [*split, *found]
+
+    def _members_by_shape(self) -> dict[tuple[TailShape, ...], int]:
+        """Return the bits of the hybrid targets with blocks of one size, by the shapes of their tails."""
+        if self._shaped is None:
+            self._shaped, self.odd = {}, set()
+            for target in self.hybrid:
+                blocks = self._blocks[target]
+                if (shapes := blocks.equal_shapes) is None:
+                    self.odd.add(target)
+                else:
+                    self._shaped[shapes] = self._shaped.get(shapes, 0) | blocks.bit
+        return self._shaped
 
     def count_reusable(self, target: TargetId, keys: Sequence[Key], blocks: int, *, drafts: bool = False) -> int:
         """Return how many of the first `blocks` blocks of the chain `keys`, all held on the GPU of `target` (joined:
@@ -329,13 +410,15 @@ class BlockIndex:
 
     def match_all(self, keys: Sequence[Key]) -> list[EqualHolders]:
         """Return all joined targets in groups of bits, the last group without blocks. The cost grows with the
-        number of different depths, not of targets. Those in `hybrid` may re-use less: see `count_reusable`.
+        number of different depths, not of targets. What targets in `odd` re-use is not known.
         """
         found = self._match(keys, self._contiguous_bits, self.all_bits ^ self._contiguous_bits)
+        if self.hybrid:
+            found = self._split_by_reuse(keys, found)
         rest = self.all_bits
-        for bits, _ in found:
-            rest ^= bits
-        return [*found, EqualHolders(rest, HeldBlocks(0, 0, 0))] if rest else found
+        for one in found:
+            rest ^= one.bits
+        return [*found, EqualHolders(rest, HeldBlocks(0, 0, 0), 0)] if rest else found
 
     def targets_of(self, bits: int) -> list[TargetId]:
         """Return the targets of `bits` of an `EqualHolders`. 0.2 us each for few, 20 ns per joined target for
@@ -350,7 +433,7 @@ class BlockIndex:
 
     def _match(self, keys: Sequence[Key], whole: int, other: int) -> list[EqualHolders]:
         runs = self._holders.bisect(keys, whole)
-        found = [EqualHolders(bits, HeldBlocks(blocks, blocks, blocks)) for bits, blocks in runs.items()]
+        found = [EqualHolders(bits, HeldBlocks(blocks, blocks, blocks), blocks) for bits, blocks in runs.items()]
         if not other:
             return found
         gpu = cpu = disk = self._holders.walk(Tier.GPU, keys, other)
@@ -359,11 +442,12 @@ class BlockIndex:
         if self._holders.tables[Tier.DISK]:
             disk = self._holders.walk(Tier.DISK, keys, other)
         if disk is gpu:
-            return [*found, *(EqualHolders(bits, HeldBlocks(blocks, blocks, blocks)) for bits, blocks in gpu.items())]
+            walked = [EqualHolders(bits, HeldBlocks(blocks, blocks, blocks), blocks) for bits, blocks in gpu.items()]
+            return [*found, *walked]
         for on_disk, last in disk.items():
             for bits, middle in _split_by_depth(on_disk, cpu):
                 parts = _split_by_depth(bits, gpu)
-                found += [EqualHolders(both, HeldBlocks(first, middle, last)) for both, first in parts]
+                found += [EqualHolders(both, HeldBlocks(first, middle, last), first) for both, first in parts]
         return found
 
     def block_tokens(self, target: TargetId) -> int | None:

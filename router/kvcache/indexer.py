@@ -48,7 +48,7 @@ from router.kvcache.missed_prefixes import LatePrompt, MissedPrefixes
 from router.kvcache.overlap_estimate import OverlapEstimate, OverlapEstimator, OverlapGroups, group_overlaps, usable
 from router.kvcache.sent_elsewhere import SentElsewhere
 from router.kvcache.snapshot_format import SavedTarget
-from router.kvcache.speculative import ApproximateBlocks, SpeculativeBlocks, SpeculativePrompt, Tail
+from router.kvcache.speculative import ApproximateBlocks, SpeculativeBlocks, SpeculativePrompt
 from router.kvcache.tokenized_prompt import TokenizedPrompt
 
 APPLY_BLOCKS = 2048  # applied in one piece: 2 ms
@@ -276,9 +276,9 @@ class KvIndexer:
         late = self.missed.send(target, prompt) if self.missed.late else None
         return SentPrompt(speculative, keys if approximate or target in self._uncertain else (), late)
 
-    def _tails_left(self, target: TargetId, prompt: TokenizedPrompt, estimate: OverlapEstimate) -> list[Tail]:
-        """Return the tails that a prompt makes a hybrid model's engine keep: where the prompt ends, and where it parts
-        from what the engine holds.
+    def _tails_left(self, target: TargetId, prompt: TokenizedPrompt, estimate: OverlapEstimate) -> list[Key]:
+        """Return the last keys of the tails that a prompt makes a hybrid model's engine keep: where the prompt ends,
+        and where it parts from what the engine holds.
         """
         size, overlap = estimate.block_tokens, estimate.overlap
         assert size is not None
@@ -286,7 +286,7 @@ class KvIndexer:
         ends = {self._index.find_end(target, len(keys))} if prompt.complete else set()
         if overlap is not None and estimate.recomputed_tokens:
             ends.add(overlap.expected_tokens // size)
-        return [(blocks, keys[blocks - 1]) for blocks in ends if blocks]
+        return [keys[blocks - 1] for blocks in ends if blocks]
 
     def on_first_byte(self, sent: SentPrompt) -> None:
         """Record that the answer has begun, so the target has computed the prompt."""

@@ -50,6 +50,7 @@ HOLDS_NOTHING = OverlapEstimate(NO_OVERLAP, 0, None, 0)
 
 class _CachedEstimate(NamedTuple):
     held: HeldBlocks
+    reused: HeldBlocks
     estimate: OverlapEstimate
 
 
@@ -115,24 +116,29 @@ class OverlapEstimator:
         if now - self._cache_since > CACHE_TTL_S:
             self._cache.clear()
             self._cache_since = now
-        matches, cache, hybrid = self._index.match(keys, targets), self._cache, self._index.hybrid
+        matches, less = self._index.match_reused(keys, targets)
+        cache, hybrid = self._cache, self._index.hybrid
+        tails = self._speculative.find_tails(keys, now) if hybrid else {}
         expecting: dict[int, Collection[TargetId]] = {}  # by depth: the targets that will get the next block
         for target in targets:
             held = matches.get(target, NOTHING)
             if (expected := expecting.get(held.gpu)) is None:
                 expected = self._speculative.targets_expecting(keys[held.gpu], now) if held.gpu < len(keys) else ()
                 expecting[held.gpu] = expected
-            drafts = target in drafting
-            uncached = drafts or target in expected or target in distrusted or target in hybrid
-            cached = cache.get(target)
-            if cached is not None and cached.held == held and cached.estimate.block_tokens == size and not uncached:
+            reused = held
+            if target in drafting:
+                reused = self._leave_out(target, held, self._index.count_reusable(target, keys, held.gpu, drafts=True))
+            elif target in less:
+                reused = self._leave_out(target, held, less[target])
+            cached, uncached = cache.get(target), target in expected or target in distrusted or target in tails
+            same = cached is not None and cached.estimate.block_tokens == size and cached.held == held
+            if cached is not None and same and cached.reused == reused and not uncached:
                 estimates[target] = cached.estimate
                 continue
-            reused = self._count_reusable(target, keys, held, drafts=drafts) if drafts or target in hybrid else held
-            trusted = target not in distrusted
-            estimate = estimates[target] = self._estimate_one(target, keys, size, held, reused, trusted, now)
+            trusted, later = target not in distrusted, tails.get(target, ())
+            estimate = estimates[target] = self._estimate_one(target, keys, size, held, reused, later, trusted, now)
             if not uncached and self._is_certain(target):
-                cache[target] = _CachedEstimate(held, estimate)
+                cache[target] = _CachedEstimate(held, reused, estimate)
 
     def _trusted_sequencer(self, target: TargetId) -> EventSequencer | None:
         state = self._states.get(target)
@@ -143,11 +149,10 @@ class OverlapEstimator:
         state = self._states.get(target)
         return state is not None and state.certain
 
-    def _count_reusable(self, target: TargetId, keys: Sequence[Key], held: HeldBlocks, *, drafts: bool) -> HeldBlocks:
-        """Return what the engine re-uses of the blocks that full attention holds. Slower tiers of a hybrid model are
-        not counted.
+    def _leave_out(self, target: TargetId, held: HeldBlocks, blocks: int) -> HeldBlocks:
+        """Return `held`, of which the engine re-uses only `blocks` on its GPU. Slower tiers of a hybrid model are not
+        counted.
         """
-        blocks = self._index.count_reusable(target, keys, held.gpu, drafts=drafts)
         if target in self._index.hybrid or held.disk == held.gpu:
             return HeldBlocks(blocks, blocks, blocks)
         return held._replace(gpu=blocks) if held.cpu > held.gpu else HeldBlocks(blocks, blocks, held.disk)
@@ -159,10 +164,13 @@ class OverlapEstimator:
         size: int,
         held: HeldBlocks,
         reused: HeldBlocks,
+        tails: Sequence[int],
         trusted: bool,
         now: float,
     ) -> OverlapEstimate:
-        """Return the estimate for one target; `reused`: what its engine re-uses of `held`."""
+        """Return the estimate for one target. `reused`: what its engine re-uses of `held`; `tails`: numbers of leading
+        blocks up to which it will soon re-use a prompt, in order.
+        """
         state = self._states.get(target)
         sequencer = state.sequencer if state is not None else None
         indexed = None if sequencer is None else reused.disk * size
@@ -189,7 +197,7 @@ class OverlapEstimator:
         # `expected` counts what is held: prompts with a common beginning meet there.
         recomputed = held.gpu - reused.gpu
         if target in self._index.hybrid:
-            recomputed = expected - self._speculative.find_tail(target, keys, reused.gpu, expected)
+            recomputed = expected - max([reused.gpu, *(blocks for blocks in tails if blocks <= expected)])
         overlap = Overlap(reused.gpu * size, reused.cpu * size, reused.disk * size, expected * size, "events", age_s)
         return OverlapEstimate(overlap, indexed, size, held.gpu, recomputed * size)
 
@@ -221,16 +229,21 @@ def group_overlaps(
     targets outside the largest group.
     """
     parts: list[tuple[Overlap, int]] = []
-    no_overlap, uncertain = index.all_bits, {*initially_unsure, *index.hybrid}
+    no_overlap, uncertain = index.all_bits, set(initially_unsure)
     for size in prompt.keys:
         keys = usable(prompt, size)
-        for bits, held in index.match_all(keys):
+        for bits, held, reused in index.match_all(keys):
             if held.gpu < len(keys):
                 uncertain.update(speculative.targets_expecting(keys[held.gpu], now))
             if held.disk:
                 gpu = held.gpu * size
-                parts.append((Overlap(gpu, held.cpu * size, held.disk * size, gpu, "events", None), bits))
+                if reused == held.gpu:
+                    overlap = Overlap(gpu, held.cpu * size, held.disk * size, gpu, "events", None)
+                else:  # slower tiers of a hybrid model are not counted
+                    overlap = Overlap(reused * size, reused * size, reused * size, gpu, "events", None)
+                parts.append((overlap, bits))
                 no_overlap &= ~bits
+    uncertain |= index.odd
     parts.append((NO_OVERLAP, no_overlap))
     parts.sort(key=lambda part: part[1].bit_count())
     rest, _ = parts.pop()

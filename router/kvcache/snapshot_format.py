@@ -26,7 +26,7 @@ from router.kvcache.bulk import KeyTable
 from router.kvcache.contiguity import ContiguousRuns, SavedRun
 from router.kvcache.event_sequencer import StreamCursor
 from router.kvcache.events import Key, TargetId, Tier
-from router.kvcache.tail_groups import TailGroup
+from router.kvcache.tail_groups import TailGroup, TailShape
 from router.kvcache.target_blocks import TargetBlocks
 
 MAGIC = b"warmroute index 1\n"
@@ -162,8 +162,7 @@ def save(blocks: TargetBlocks) -> SavedTargetBlocks:
 def _save_tails(group: int, tail: TailGroup) -> SavedTails:
     saved = list(tail.saved())
     columns = ([hash_ for hash_, *_ in saved], [key or 0 for _, key, _ in saved], [copies for *_, copies in saved])
-    kind = tail.kind
-    return SavedTails(group, kind.block_tokens, kind.need, kind.leading, *map(_raw, columns))
+    return SavedTails(group, *tail.kind.shape, *map(_raw, columns))
 
 
 def _table(group: int, tier: Tier, names: KeyTable, more: dict[Label, int]) -> SavedTable:
@@ -199,7 +198,7 @@ def restore(blocks: TargetBlocks, saved: SavedTargetBlocks, holders: BlockHolder
             blocks.note_groups(cast("list[Key]", _numbers(group.keys[Tier.GPU].save()[1])))
     blocks.runs = None if saved.runs is None else ContiguousRuns(saved.runs)
     for one in saved.tails:
-        tail = blocks.tails.group(one.group, one.block_tokens, one.need, leading=one.leading)
+        tail = blocks.tails.group(one.group, TailShape(one.block_tokens, one.need, one.leading))
         for hash_, number, copies in zip(*map(_numbers, (one.hashes, one.keys, one.copies)), strict=True):
             tail.store([hash_] * copies, {hash_: Key(number) if number else None}.get)
 

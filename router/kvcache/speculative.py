@@ -20,9 +20,8 @@ from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from router.kvcache.block_group import decrement
 from router.kvcache.events import Key, TargetId
-
-Tail = tuple[int, Key]  # number of leading blocks that a hybrid model can re-use, and the key of the last
 
 
 @dataclass(slots=True, eq=False)
@@ -31,7 +30,7 @@ class SpeculativePrompt:
 
     target: TargetId
     keys: Sequence[Key]
-    tails: Sequence[Tail] = ()
+    tails: Sequence[Key] = ()  # the last keys of tails
     forgotten: bool = False  # its target's cache was emptied meanwhile, before or after its blocks were computed
 
 
@@ -55,16 +54,16 @@ class SpeculativeBlocks:
         self._waiting: Counter[TargetId] = Counter()  # live prompts by target
         # The targets that will get a key: one target with one request, as with most keys, or a count per target.
         self._expecting: dict[Key, TargetId | Counter[TargetId]] = {}
-        self._with_tails: dict[TargetId, dict[SpeculativePrompt, None]] = {}  # live prompts that leave any
+        self._tails: dict[Key, Counter[TargetId]] = {}  # by the last key: live prompts that will leave a tail
 
-    def add(self, target: TargetId, keys: Sequence[Key], now: float, tails: Sequence[Tail] = ()) -> SpeculativePrompt:
-        """Record that a request sent to `target` will cache `keys`, which `target` does not hold yet, and leave
-        `tails` (of a hybrid model).
+    def add(self, target: TargetId, keys: Sequence[Key], now: float, tails: Sequence[Key] = ()) -> SpeculativePrompt:
+        """Record that a request sent to `target` will cache `keys`, which `target` does not hold yet, and leave tails
+        of a hybrid model that end with these keys.
         """
         self._expire(now)
         prompt, expecting = SpeculativePrompt(target, keys, tails), self._expecting
-        if tails:
-            self._with_tails.setdefault(target, {})[prompt] = None
+        for key in tails:
+            self._tails.setdefault(key, Counter())[target] += 1
         for key in keys:
             if key not in expecting:
                 expecting[key] = target
@@ -116,15 +115,15 @@ class SpeculativeBlocks:
             blocks += 1
         return blocks
 
-    def find_tail(self, target: TargetId, keys: Sequence[Key], least: int, most: int) -> int:
-        """Return the largest number of leading blocks, from `least` to `most`, at which prompts on their way will
-        leave a tail; `least` if there is none.
-        """
-        for prompt in self._with_tails.get(target, ()):
-            for blocks, key in prompt.tails:
-                if least < blocks <= most and keys[blocks - 1] == key:
-                    least = blocks
-        return least
+    def find_tails(self, keys: Sequence[Key], now: float) -> dict[TargetId, list[int]]:
+        """Return by target the numbers of leading blocks at which prompts on their way will leave a tail, in order."""
+        self._expire(now)
+        tails, found = self._tails, dict[TargetId, list[int]]()
+        if tails:
+            for blocks in [blocks for blocks, key in enumerate(keys, 1) if key in tails]:
+                for target in tails[keys[blocks - 1]]:
+                    found.setdefault(target, []).append(blocks)
+        return found
 
     def _expire(self, now: float) -> None:
         while self._due and self._due[0][0] <= now:
@@ -142,10 +141,10 @@ class SpeculativeBlocks:
             del self._waiting[target]
         else:
             self._waiting[target] -= 1
-        if prompt.tails:
-            del self._with_tails[target][prompt]
-            if not self._with_tails[target]:
-                del self._with_tails[target]
+        for key in prompt.tails:
+            decrement(self._tails[key], target)
+            if not self._tails[key]:
+                del self._tails[key]
         prompt.keys = ()  # the request and the expiry queue may still refer to it
 
     def _count_again(self, key: Key, target: TargetId) -> None:

@@ -17,64 +17,127 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import lcm
+from typing import NamedTuple
 
 from router.kvcache.block_group import Label, decrement
 from router.kvcache.events import Key
 
 
-class TailKind:
-    """The groups of one target with the same blocks and windows. A hit needs the last `need` blocks before it in all
-    of them; `leading`: or, if there are fewer, all blocks from the beginning.
+class TailShape(NamedTuple):
+    """What a hit needs of a group: the last `need` blocks before it; `leading`: or, if there are fewer, all blocks from
+    the beginning.
     """
 
-    __slots__ = ("_counts", "block_tokens", "groups", "held", "leading", "need")
+    block_tokens: int
+    need: int
+    leading: bool
 
-    def __init__(self, block_tokens: int, need: int, *, leading: bool) -> None:
-        self.block_tokens = block_tokens
-        self.need = need
-        self.leading = leading
+
+TailTable = dict[Key, int]
+"""For each block the bits of the targets that hold it in all their groups of one shape."""
+
+
+def find_tails(
+    keys: Sequence[Key], held: Sequence[tuple[int, int]], kinds: Sequence[tuple[TailShape, TailTable]]
+) -> list[tuple[int, int]]:
+    """Return how many leading blocks of a prompt are re-used, and the bits of the targets for which this is so; those
+    that re-use nothing are absent. `held`: the same of full attention, the largest number first. All targets have
+    groups of these `kinds`, with blocks of one size.
+    """
+    first = kinds[0][1]
+    ends = [end for end, key in enumerate(keys[: held[0][0]], 1) if key in first]
+    found: list[tuple[int, int]] = []
+    left = following = 0
+    while ends and (left or following < len(held)):
+        end = ends.pop()
+        while following < len(held) and held[following][0] >= end:
+            left |= held[following][1]
+            following += 1
+        bits = left
+        for shape, table in kinds:
+            for key in keys[max(0, end - shape.need) : end]:
+                bits &= table.get(key, 0)
+                if not bits:
+                    break
+        if bits:
+            found.append((end, bits))
+            left ^= bits
+    return found
+
+
+class TailKind:
+    """The groups of one target with the same shape. `bit` is the target's in `table`."""
+
+    __slots__ = ("_bit", "_counts", "_table", "groups", "shape")
+
+    def __init__(self, shape: TailShape, table: TailTable, bit: int) -> None:
+        self.shape = shape
         self.groups = 0
-        self.held: set[Key] = set()  # by all groups
+        self._table = table
+        self._bit = bit
         self._counts: dict[Key, int] = {}  # of the groups that hold a key
 
     def add_group(self) -> None:
         """Count one more group, which holds nothing yet."""
+        for key in self.held():
+            self._drop(key)
         self.groups += 1
-        self.held.clear()
+
+    def held(self) -> list[Key]:
+        """Return the blocks that all groups hold."""
+        return [key for key, count in self._counts.items() if count == self.groups]
+
+    def retire(self) -> tuple[TailTable, dict[Key, int]]:
+        """Return the table, and a dictionary with all keys for which the target's bit may be set."""
+        return self._table, self._counts
 
     def enter(self, key: Key) -> None:
         """Record that one more group holds `key`."""
         count = self._counts[key] = self._counts.get(key, 0) + 1
         if count == self.groups:
-            self.held.add(key)
+            self._table[key] = self._table.get(key, 0) | self._bit
 
     def leave(self, key: Key) -> None:
         """Record that one group less holds `key`."""
-        self.held.discard(key)
+        if self._counts.get(key) == self.groups:
+            self._drop(key)
         decrement(self._counts, key)
+
+    def _drop(self, key: Key) -> None:
+        clear_tail(self._table, key, self._bit)
 
     def find_tail(self, keys: Sequence[Key], blocks: int, block_tokens: int, align: int, more: int = 0) -> int:
         """Return the largest number of blocks of `block_tokens`, at most `blocks` and a multiple of `align`, of which
         all groups hold the last `need` of their own and the `more` blocks after them.
         """
-        need, unit = self.need + more, max(1, self.block_tokens // block_tokens)
-        if not self.leading:
+        size, need, leading = self.shape
+        need, unit = need + more, max(1, size // block_tokens)
+        if not leading:
             unit = 1  # a state is looked up wherever it may be, also inside its block
-        elif self.block_tokens < block_tokens:  # only those at the end of a block can be looked up
-            need = -(-need * self.block_tokens // block_tokens)
-        held, end = self.held, blocks - blocks % align + more
+        elif size < block_tokens:  # only those at the end of a block can be looked up
+            need = -(-need * size // block_tokens)
+        table, bit, end = self._table, self._bit, blocks - blocks % align + more
         while end >= need * unit:
             n = end // unit - need
-            while n < end // unit and keys[(n + 1) * unit - 1] in held:
+            while n < end // unit and table.get(keys[(n + 1) * unit - 1], 0) & bit:
                 n += 1
             if n == end // unit:
                 return end - more
             end = n * unit  # no tail that contains the first missing block will do
             end -= end % align
         n = 0
-        while self.leading and n < end // unit and keys[(n + 1) * unit - 1] in held:
+        while leading and n < end // unit and table.get(keys[(n + 1) * unit - 1], 0) & bit:
             n += 1
         return max(0, n * unit - n * unit % align - more)
+
+
+def clear_tail(table: TailTable, key: Key, bit: int) -> None:
+    """Clear `bit` of `key`, if it is set."""
+    bits = table.get(key, 0) & ~bit
+    if bits:
+        table[key] = bits
+    else:
+        table.pop(key, None)
 
 
 class TailGroup:
@@ -127,33 +190,31 @@ class TailGroup:
 
 
 class Tails:
-    """All groups of one target that keep only tails; none for a model with full attention only."""
+    """All groups of one target that keep only tails; none for a model with full attention only. `bit` is the target's
+    in `tables`.
+    """
 
-    __slots__ = ("groups", "kinds")
+    __slots__ = ("_bit", "_tables", "groups", "kinds")
 
-    def __init__(self) -> None:
+    def __init__(self, tables: dict[TailShape, TailTable], bit: int) -> None:
         self.groups: dict[int, TailGroup] = {}
-        self.kinds: list[TailKind] = []
+        self.kinds: dict[TailShape, TailKind] = {}
+        self._tables = tables
+        self._bit = bit
 
-    def group(self, number: int, block_tokens: int, need: int, *, leading: bool) -> TailGroup:
+    def group(self, number: int, shape: TailShape) -> TailGroup:
         """Return the group with this number; create it if necessary."""
         if (group := self.groups.get(number)) is not None:
             return group
-        for kind in self.kinds:
-            if (kind.block_tokens, kind.need, kind.leading) == (block_tokens, need, leading):
-                break
-        else:
-            kind = TailKind(block_tokens, need, leading=leading)
-            self.kinds.append(kind)
+        if (kind := self.kinds.get(shape)) is None:
+            kind = self.kinds[shape] = TailKind(shape, self._tables.setdefault(shape, {}), self._bit)
         group = self.groups[number] = TailGroup(kind)
         return group
 
-    def emptied(self) -> Tails:
-        """Return the same groups without blocks."""
-        empty = Tails()
-        for number, group in self.groups.items():
-            empty.group(number, group.kind.block_tokens, group.kind.need, leading=group.kind.leading)
-        return empty
+    def adopt_groups(self, other: Tails) -> None:
+        """Create the groups that `other` has, without blocks."""
+        for number, group in other.groups.items():
+            self.group(number, group.kind.shape)
 
     def count_reusable(self, keys: Sequence[Key], blocks: int, block_tokens: int, *, drafts: bool = False) -> int:
         """Return how many of the first `blocks` blocks of a prompt, of `block_tokens` and all held by full attention,
@@ -161,16 +222,16 @@ class Tails:
         attention holds one block more, and windows must hold it, too.
         """
         align = 1
-        for kind in self.kinds:
-            if kind.block_tokens != block_tokens:
-                if kind.block_tokens % block_tokens and block_tokens % kind.block_tokens:
+        for size, _, _ in self.kinds:
+            if size != block_tokens:
+                if size % block_tokens and block_tokens % size:
                     return blocks
                 align = self.find_alignment(block_tokens)
         before = -1
         while blocks != before:
             before = blocks
-            for kind in self.kinds:
-                more = int(drafts and kind.leading and kind.block_tokens == block_tokens and align == 1)
+            for shape, kind in self.kinds.items():
+                more = int(drafts and shape.leading and shape.block_tokens == block_tokens and align == 1)
                 blocks = kind.find_tail(keys, blocks, block_tokens, align, more)
             if len(self.kinds) == 1:
                 break
@@ -180,7 +241,7 @@ class Tails:
         """Return the number of blocks of `block_tokens` of which a hit is a multiple: where blocks of all sizes end, or
         anywhere if states alone have larger blocks, because states are found inside their blocks.
         """
-        smallest = min(block_tokens, *(kind.block_tokens for kind in self.kinds))
-        if all(kind.block_tokens == smallest for kind in self.kinds if kind.leading):
+        smallest = min(block_tokens, *(shape.block_tokens for shape in self.kinds))
+        if all(shape.block_tokens == smallest for shape in self.kinds if shape.leading):
             return 1
-        return lcm(*(max(1, kind.block_tokens // block_tokens) for kind in self.kinds))
+        return lcm(*(max(1, shape.block_tokens // block_tokens) for shape in self.kinds))

@@ -37,7 +37,7 @@ from router.kvcache.contiguity import ContiguousRuns
 from router.kvcache.events import BlocksRemoved, BlocksStored, EngineHash, Key, TailsStored, Tier
 from router.kvcache.orphans import Orphans
 from router.kvcache.recent_removals import RecentRemovals
-from router.kvcache.tail_groups import Tails
+from router.kvcache.tail_groups import Tails, TailShape, TailTable
 
 TAIL_BYTES = 200  # a block of a tail: in a dict and in a set
 DUPLICATE_BYTES = 80  # the key of an entry of `duplicates`
@@ -51,7 +51,9 @@ class _Chain(NamedTuple):
 
 
 class TargetBlocks:
-    """The blocks of one target. `bit` is its bit in `holders`; at most `orphan_blocks` wait for their parent."""
+    """The blocks of one target. `bit` is its bit in `holders` and `tails`; at most `orphan_blocks` wait for their
+    parent.
+    """
 
     __slots__ = (
         *("_holders", "_keyring", "_orphans"),
@@ -59,13 +61,21 @@ class TargetBlocks:
         *("incomplete", "removals", "runs", "tails", "uncounted"),
     )
 
-    def __init__(self, model: str, bit: int, holders: BlockHolders, keyring: Keyring, orphan_blocks: int) -> None:
+    def __init__(
+        self,
+        model: str,
+        bit: int,
+        holders: BlockHolders,
+        tails: dict[TailShape, TailTable],
+        keyring: Keyring,
+        orphan_blocks: int,
+    ) -> None:
         self.model = model
         self.bit = bit
         self.block_tokens: int | None = None
         self.blocks = [0, 0, 0]  # distinct keys by tier
         self.groups: dict[int, BlockGroup] = {}
-        self.tails = Tails()
+        self.tails = Tails(tails, bit)
         self.incomplete: set[Key] = set()  # on the GPU, held by some and not by all groups of full attention
         self.runs: ContiguousRuns | None = ContiguousRuns()  # None: maybe holes, or more than one copy of a block
         self.duplicates: dict[tuple[Tier, Key], int] = {}  # additional hashes, of other groups, of a held key
@@ -104,12 +114,26 @@ class TargetBlocks:
 
     def store_tails(self, event: TailsStored) -> None:
         """Add blocks of a group that keeps only tails."""
-        tail = self.tails.group(event.group, event.block_tokens, event.need, leading=event.leading)
+        tail = self.tails.group(event.group, TailShape(event.block_tokens, event.need, event.leading))
         labels = [hash_ & SHORT for hash_ in event.hashes]
         # A report of a hit names every block of it in every group, also those that the group does not hold.
         reported = event.from_start and len(labels) > event.need and all(map(self._key_of, labels))
         if not reported:
             tail.store(labels, self._key_of)
+
+    @property
+    def equal_shapes(self) -> tuple[TailShape, ...] | None:
+        """The shapes of the tails, with blocks of the same size as those of the only group of full attention; None if
+        there are no tails, or others.
+        """
+        size = self.block_tokens
+        if (
+            not self.tails.kinds
+            or len(self.groups) > 1
+            or any(shape.block_tokens != size for shape in self.tails.kinds)
+        ):
+            return None
+        return tuple(sorted(self.tails.kinds))
 
     def count_reusable(self, keys: Sequence[Key], blocks: int, *, drafts: bool) -> int:
         """Return how many of the first `blocks` blocks of a prompt, all held on the GPU, the engine re-uses. `drafts`:

@@ -25,7 +25,7 @@ from router.clock import ManualClock
 from router.config import schema
 from router.control.core import build_scheduler
 from router.fleet.engine_facts import EventEndpoint, Gauges, ModelCard
-from router.kvcache.events import TargetId
+from router.kvcache.events import Event, TailsStored, TargetId
 from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.prompt import Endpoint, Prompt, Text
 from router.scheduling.experiments.policy_set import PolicySet
@@ -34,10 +34,13 @@ from router.scheduling.policy.record import Record, Stages
 from router.scheduling.scheduler import Scheduler
 from router.scheduling.scheduling_request import SchedulingRequest
 from router.scheduling.ticket import Ticket
+from tests.bench.figures import Bar, Line, beside
+from tests.bench.row import BenchRun, Row
 from tests.fakes.caches import RING, Cache, prompt_of
 
 FOLDER = Path(__file__).parents[2] / "configs" / "policies"
 FLEETS = (8, 64, 256, 1000)
+HYBRID_FLEETS = (8, 64)
 POLICIES = ("warm", "expected_ttft", "least_requests", "round_robin")
 REQUESTS = 1000
 BLOCK = 16
@@ -59,9 +62,11 @@ class Placed(NamedTuple):
 
 
 class Conversations:
-    """A scheduler with `targets` engines, and the requests that run there."""
+    """A scheduler with `targets` engines, and the requests that run there. `hybrid`: their model has states beside
+    full attention, and they keep these where a prompt ends and where it parts from others.
+    """
 
-    def __init__(self, policy: str, targets: int, seed: int = 1) -> None:
+    def __init__(self, policy: str, targets: int, seed: int = 1, *, hybrid: bool = False) -> None:
         self._dice = dice = random.Random(seed)
         self._clock = ManualClock(1000.0, wall=1000.0)
         deciding = build_policy(
@@ -78,6 +83,7 @@ class Conversations:
         self._sessions = [list(self._common) for _ in range(4 * targets)]
         self._under_way: deque[tuple[Ticket, TokenizedPrompt, list[int]]] = deque()
         self._targets = targets
+        self._hybrid = hybrid
         self.admit_ns = self.rest_ns = 0
 
     def _join(self, name: str) -> None:
@@ -117,8 +123,18 @@ class Conversations:
     def _answer(self, ticket: Ticket, known: TokenizedPrompt, ids: list[int]) -> None:
         core, target, record = self._core, ticket.target.id, ticket.record
         cached = ticket.attempt.predicted_tokens or 0
-        cache = self._caches[target]
-        core.indexer.on_batch(target, cache.batch(cache.stored(ids, cached // BLOCK)))
+        cache, estimate = self._caches[target], ticket.estimate
+        assert estimate is not None
+        assert estimate.overlap is not None
+        hashes = cache.hashes(ids)
+        events: list[Event] = []
+        if estimate.held_blocks < len(hashes):
+            events.append(cache.stored(ids, estimate.held_blocks))
+        if self._hybrid:
+            ends = {(len(ids) - 1) // BLOCK, estimate.overlap.expected_tokens // BLOCK} - {cached // BLOCK}
+            states = [hashes[end - 1] for end in sorted(ends) if end]
+            events.append(TailsStored(states, 1, BLOCK, 1, leading=False, from_start=False))
+        core.indexer.on_batch(target, cache.batch(*events))
         ticket.status, ticket.end = 200, "ok"
         record.prompt_tokens, record.cached_tokens, record.output_tokens = len(ids), cached, 20
         new = len(ids) - cached
@@ -131,17 +147,37 @@ class Conversations:
         assert self._clock.now() == now
 
 
+def place(policy: str, targets: int, seed: int, *, hybrid: bool = False) -> Placed:
+    """Place requests with a scheduler of their own, and return their mean."""
+    fleet = Conversations(policy, targets, seed, hybrid=hybrid)
+    fleet.run(max(REQUESTS, 4 * targets))
+    fleet.admit_ns = fleet.rest_ns = 0
+    fleet.run(REQUESTS)
+    return Placed(policy, targets, fleet.admit_ns / REQUESTS / 1e3, fleet.rest_ns / REQUESTS / 1e3)
+
+
 def placed(policy: str, targets: int, repetitions: int = 3) -> Placed:
-    """Return the median of several runs, each with a scheduler of its own."""
-    admits, rests = [], []
-    for seed in range(repetitions):
-        fleet = Conversations(policy, targets, seed)
-        fleet.run(max(REQUESTS, 4 * targets))
-        fleet.admit_ns = fleet.rest_ns = 0
-        fleet.run(REQUESTS)
-        admits.append(fleet.admit_ns / REQUESTS / 1e3)
-        rests.append(fleet.rest_ns / REQUESTS / 1e3)
-    return Placed(policy, targets, median(admits), median(rests))
+    """Return the median of several runs."""
+    runs = [place(policy, targets, seed) for seed in range(repetitions)]
+    return Placed(policy, targets, median(run.admit_us for run in runs), median(run.rest_us for run in runs))
+
+
+def measure_hybrid(run: BenchRun) -> list[Line]:
+    """Measure `warm` for a hybrid model, over the same conversations with full attention only."""
+    lines = []
+    for targets in HYBRID_FLEETS:
+        ours, theirs = [], []
+        for seed in range(run.effort.repetitions):
+            run.report(f"{targets} targets, repetition {seed + 1}")
+            for hybrid, found in ((False, theirs), (True, ours)):
+                one = place("warm", targets, seed, hybrid=hybrid)
+                found.append(one.admit_us + one.rest_us)
+        what = f"CPU of placing a request of a hybrid model, {targets} targets"
+        lines.append(beside(what, "us", ours, theirs, "full attention", Bar(1.1, of="ratio")))
+    return lines
+
+
+ROWS = (Row("hybrid", "placing requests of a hybrid model", measure_hybrid, 40, 15),)
 
 
 def table(rows: list[Placed]) -> Table:

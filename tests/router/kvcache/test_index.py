@@ -477,7 +477,7 @@ class Stories(RuleBasedStateMachine):
                 wanted = keys(path, salt)
                 assert self.index.match(wanted, asked) == self.naive.match(wanted, asked)
                 reach = [
-                    (who, held) for bits, held in self.index.match_all(wanted) for who in self.index.targets_of(bits)
+                    (who, held) for bits, held, _ in self.index.match_all(wanted) for who in self.index.targets_of(bits)
                 ]
                 assert sorted(reach) == sorted(
                     (who, self.naive.match(wanted, asked).get(who, HeldBlocks(0, 0, 0))) for who in asked

@@ -49,7 +49,7 @@ def test_a_hybrid_model_promises_what_it_re_uses_and_attracts_by_what_it_holds(h
     window = TailsStored(stored.hashes[:2], 1, 4, 2, leading=True, from_start=False)
     house.knowledge.on_batch(A, cache.batch(window, stored))
     assert house.belief(A) == OverlapEstimate(Overlap(8, 8, 8, 12, "events", 0.0), 8, 4, 3, recomputed_tokens=4)
-    assert A in house.knowledge.overlap_groups(PROMPT).unsure
+    assert house.knowledge.overlap_groups(PROMPT).rest == Overlap(8, 8, 8, 12, "events", None)
     house.knowledge.on_batch(A, cache.batch(window._replace(hashes=stored.hashes[1:3])))
     assert house.overlap(A) == Overlap(12, 12, 12, 12, "events", 0.0)
 

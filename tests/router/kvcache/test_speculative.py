@@ -59,19 +59,18 @@ def test_a_failed_request_takes_back_only_its_own() -> None:
 
 def test_a_prompt_on_its_way_leaves_tails_until_it_fails_or_expires() -> None:
     expected = SpeculativeBlocks(ttl_s=5.0)
-    first = expected.add(A, PROMPT, now=0.0, tails=[(2, Key(2)), (4, Key(4))])
-    second = expected.add(A, (), now=0.0, tails=[(2, Key(2))])
-    assert expected.find_tail(A, PROMPT, 0, 4) == 4
-    assert expected.find_tail(A, PROMPT, 0, 3) == 2
-    assert expected.find_tail(A, PROMPT, 2, 3) == 2
-    assert expected.find_tail(A, keys(1, 2, 30, 40), 0, 4) == 2, "another prompt with the same beginning"
-    assert expected.find_tail(B, PROMPT, 1, 4) == 1
+    first = expected.add(A, PROMPT, now=0.0, tails=keys(2, 4))
+    second = expected.add(A, (), now=0.0, tails=keys(2))
+    expected.add(B, (), now=0.0, tails=keys(2))
+    assert expected.find_tails(PROMPT, now=0.0) == {A: [2, 4], B: [2]}
+    assert expected.find_tails(keys(1, 2, 30, 40), now=0.0) == {A: [2], B: [2]}, "another prompt with this beginning"
     expected.discard(first)
-    assert expected.find_tail(A, PROMPT, 0, 4) == 2
+    assert expected.find_tails(PROMPT, now=0.0) == {A: [2], B: [2]}
+    expected.forget(B)
     expected.on_first_byte(second, now=1.0)
-    expected.leading_blocks(A, PROMPT, 0, now=6.0)
-    assert expected.find_tail(A, PROMPT, 0, 4) == 0
-    assert not expected._with_tails
+    assert expected.find_tails(PROMPT, now=5.9) == {A: [2]}
+    assert expected.find_tails(PROMPT, now=6.0) == {}
+    assert not expected._tails
 
 
 def test_forgetting_a_target_leaves_the_others() -> None:

@@ -13,16 +13,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.kvcache.events import BlocksRemoved, BlocksStored, EngineHash, Key, TailsStored, Tier
+from router.kvcache.events import BlocksRemoved, BlocksStored, EngineHash, Key, TailsStored, TargetId, Tier
 from router.kvcache.index import BlockIndex, HeldBlocks
 from router.kvcache.snapshot_format import SavedTargetBlocks
-from router.kvcache.tail_groups import Tails
+from router.kvcache.tail_groups import Tails, TailShape, TailTable
 from tests.fakes.caches import RING, prompt_of, read_batch
 from tests.paths import ROOT
 from tests.router.kvcache.house import A, House
 from tests.suites.properties import examples
 
 BLOCK = 32
+SHAPE = TailShape(BLOCK, 1, True)
 
 
 def longest_tail(held: Sequence[bool], need: int, *, leading: bool) -> int:
@@ -46,9 +47,9 @@ def test_the_search_finds_what_a_search_block_by_block_finds(
     groups: list[tuple[int, bool, list[bool]]], blocks: int
 ) -> None:
     keys = [Key(100 + n) for n in range(24)]
-    tails = Tails()
+    tails = Tails({}, 4)
     for number, (need, leading, held) in enumerate(groups):
-        tail = tails.group(number, BLOCK, need, leading=leading)
+        tail = tails.group(number, TailShape(BLOCK, need, leading))
         tail.store([n for n in range(24) if held[n]], lambda n: Key(100 + n))
     kinds: dict[tuple[int, bool], list[bool]] = {}
     for need, leading, held in groups:
@@ -69,7 +70,8 @@ def test_the_search_finds_what_a_search_block_by_block_finds(
     )
 )
 def test_a_key_is_held_while_every_group_has_a_copy_of_its_block(steps: list[tuple[int, int, str]]) -> None:
-    tails = Tails()
+    tables: dict[TailShape, TailTable] = {}
+    tails = Tails(tables, 4)
     copies: dict[int, Counter[int]] = {}
     named: set[int] = set()
     for number, label, what in steps:
@@ -78,14 +80,63 @@ def test_a_key_is_held_while_every_group_has_a_copy_of_its_block(steps: list[tup
             for group in tails.groups.values():
                 group.name(label, Key(100 + label))
         elif what == "store":
-            group = tails.group(number, BLOCK, 1, leading=True)
+            group = tails.group(number, SHAPE)
             group.store([label], lambda label: Key(100 + label) if label in named else None)
             copies.setdefault(number, Counter())[label] += 1
         elif (group := tails.groups.get(number)) is not None:
             group.remove([label])
             copies[number][label] = max(0, copies[number][label] - 1)
         everywhere = {label for label in named if all(one[label] for one in copies.values())} if copies else set()
-        assert {key for kind in tails.kinds for key in kind.held} == {100 + label for label in everywhere}
+        assert tables.get(SHAPE, {}) == {100 + label: 4 for label in everywhere}
+
+
+STEP = st.one_of(
+    *3 * [st.tuples(st.just("tail"), st.integers(0, 1), st.integers(0, 2), st.integers(0, 9), st.integers(1, 4))],
+    st.tuples(st.just("evict"), st.integers(0, 1), st.integers(0, 3), st.integers(0, 9), st.integers(1, 3)),
+    st.tuples(st.just("full"), st.integers(0, 1), st.integers(1, 10)),
+    st.tuples(st.sampled_from(["forget", "join", "second full"]), st.integers(0, 1), st.just(10)),
+)
+
+
+@examples(300)
+@given(steps=st.lists(STEP, min_size=12, max_size=30), asked=st.integers(5, 10))
+def test_all_targets_at_once_re_use_what_each_one_does(steps: list[tuple[Any, ...]], asked: int) -> None:
+    """By bits of all targets, and by a search in each: at every moment, also of targets of several kinds."""
+    index, targets = BlockIndex(RING), [TargetId("a/0"), TargetId("b/0")]
+    shapes = TailShape(BLOCK, 3, True), TailShape(BLOCK, 2, True), TailShape(BLOCK, 1, False)
+    for target in targets:
+        index.join(target, "m")
+        index.apply(target, CHAIN)
+    for what, number, *rest in steps:
+        target = targets[number]
+        if what == "full" or what == "second full":
+            (blocks,) = rest
+            ids = IDS[: blocks * BLOCK]
+            group = 2 if what == "full" else 3
+            index.apply(target, CHAIN._replace(hashes=HASHES[:blocks], token_ids=ids, group=group))
+        elif what == "tail":
+            shape, start, blocks = shapes[rest[0]], rest[1], rest[2]
+            group = 10 + rest[0]
+            index.apply(target, TailsStored(HASHES[start : start + blocks], group, *shape, from_start=False))
+        elif what == "evict":
+            group, start, blocks = (2, 10, 11, 12)[rest[0]], rest[1], rest[2]
+            index.apply(target, BlocksRemoved(HASHES[start : start + blocks], Tier.GPU, group))
+        elif what == "forget":
+            index.forget(target)
+        else:
+            index.join(target, "m")
+        keys = RING.chain(RING.root("m", None, None), WHOLE, BLOCK)[:asked]
+        held, less = index.match_reused(keys, targets)
+        one_by_one = {of: index.count_reusable(of, keys, held[of].gpu) for of in held if of in index.hybrid}
+        assert held == index.match(keys, targets)
+        assert {of: less.get(of, held[of].gpu) for of in held} == {of: held[of].gpu for of in held} | one_by_one
+        groups = {of: one.reused for one in index.match_all(keys) for of in index.targets_of(one.bits)}
+        assert all(groups[of] == reused for of, reused in one_by_one.items() if of not in index.odd)
+    for target in targets:
+        index.leave(target)
+    while index.sweep():
+        pass
+    assert not any(index._tail_tables.values())
 
 
 def rows(name: str) -> Iterator[dict[str, Any]]:

@@ -31,7 +31,7 @@ def removed(*blocks: int) -> BlocksRemoved:
 
 @pytest.fixture
 def shelf() -> TargetBlocks:
-    return TargetBlocks("m", 1, BlockHolders(), RING, orphan_blocks=100)
+    return TargetBlocks("m", 1, BlockHolders(), {}, RING, orphan_blocks=100)
 
 
 def test_blocks_in_order_enter_with_the_keys_of_their_chain(shelf: TargetBlocks) -> None:
