@@ -64,7 +64,7 @@ async def test_a_new_engine_gets_what_sessions_share_before_it_is_asked(router: 
         (sent,) = [json.loads(one.body) for one in loads(new)]
         assert (sent["user"], sent["max_tokens"]) == ("warmroute-preload", 1)
         assert sent["request_id"].startswith("warmroute-preload-join-")
-        tokens = len(sent["prompt"])
+        tokens = len(sent["prompt"]) - 1  # the last one lets a hybrid model's engine keep its tail before it
         assert tokens >= 512
         assert (warmup["end"], warmup["planned"], warmup["loaded"], warmup["tokens"]) == ("done", 1, 1, tokens)
         assert r.booked == 0
@@ -128,7 +128,7 @@ async def test_ranks_and_adapters(router: Any, tmp_path: Path) -> None:
         (said,) = await agents(r, 1, first=100, model="poet")
         record = await r.record(said.record)
         assert said.target == "new/0"
-        assert record["preloaded_tokens"] == len(json.loads(asked[models.index("poet")].body)["prompt"])
+        assert record["preloaded_tokens"] == len(json.loads(asked[models.index("poet")].body)["prompt"]) - 1
 
 
 async def test_the_work_is_booked_while_it_is_done_and_ends_in_time(router: Any, tmp_path: Path) -> None:

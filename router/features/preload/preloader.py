@@ -128,7 +128,9 @@ class Preloader:
         target = booked.target
         body = {
             "model": prompt.adapter or prompt.model,
-            "prompt": prompt.ids.tolist(),
+            # One token more than the prefix: a hybrid model keeps its tail where the last whole block before a prompt's
+            # last token ends.
+            "prompt": [*prompt.ids, prompt.ids[-1]],
             "max_tokens": 1,
             "temperature": 0,
             "user": USER,

@@ -95,7 +95,7 @@ async def test_it_is_booked_while_it_is_computed_then_expected_there_and_teaches
     house = await saved(House())
     assert await house.load() == "loaded"
     (sent,) = house.sent
-    assert (sent["model"], sent["prompt"], sent["max_tokens"], sent["rank"]) == ("m", list(range(16)), 1, None)
+    assert (sent["model"], sent["prompt"], sent["max_tokens"], sent["rank"]) == ("m", [*range(16), 15], 1, None)
     assert sent["booked"] == (1, 16)
     assert house.target.load_book.requests == 0
     known = prompt_of([*range(16), 99])
