@@ -12,7 +12,7 @@ from router.kvcache.events import Key
 from tests.e2e.chats import ask
 from tests.e2e.conftest import Router
 from tests.e2e.test_handoff import drain, named
-from tests.e2e.test_preload import PATH, agents, preloads
+from tests.e2e.test_preload import PATH, agents, prefix_of, preloads
 from tests.fakes.engines import engine, eventually
 
 ON = {"copies": True, "share": 1.0}
@@ -51,7 +51,7 @@ async def test_a_hot_prefix_gets_holders_until_their_share_is_its_share(router: 
         await make_copies(r)
         (sent,) = [json.loads(one.body) for fake in others for one in fake.seen(PATH)]
         assert sent["request_id"].startswith("warmroute-preload-copy-")
-        tokens, key = len(sent["prompt"]), key_of(r, sent["prompt"])
+        tokens, key = len(prefix_of(sent)), key_of(r, prefix_of(sent))
         await eventually(lambda: len(r.core.indexer.holders(key)[0]) == 2)  # by the engine's events
         await make_copies(r)
         await eventually(lambda: len(r.core.indexer.holders(key)[0]) == 3)

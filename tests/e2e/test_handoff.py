@@ -10,7 +10,7 @@ from router.fleet.instance import InstanceState
 from router.lab.emulator.mooncake_master import MasterOptions, MooncakeMaster
 from tests.e2e.chats import ask
 from tests.e2e.conftest import Json, Router
-from tests.e2e.test_preload import SYSTEM, agents, loads, preloads
+from tests.e2e.test_preload import SYSTEM, agents, loads, prefix_of, preloads
 from tests.fakes.engines import FakeEngine, engine, eventually
 from tests.patience import PATIENCE_S
 
@@ -69,9 +69,9 @@ async def test_the_next_session_hits_elsewhere_what_only_the_drained_engine_held
         (said,) = await agents(r, 1, first=100)
         await r.hear()
         record = await r.record(said.record)
-        assert (said.instance, record["preloaded_tokens"]) == (staying.server.options.name, len(sent["prompt"]))
-        assert record["cached_tokens"] == record["attempts"][0]["predicted_tokens"] >= len(sent["prompt"])
-        assert (await preloads(r))["settled_tokens"] == {"drain": {"hit": len(sent["prompt"])}}
+        assert (said.instance, record["preloaded_tokens"]) == (staying.server.options.name, len(prefix_of(sent)))
+        assert record["cached_tokens"] == record["attempts"][0]["predicted_tokens"] >= len(prefix_of(sent))
+        assert (await preloads(r))["settled_tokens"] == {"drain": {"hit": len(prefix_of(sent))}}
 
 
 async def test_it_serves_until_then_and_a_second_call_drains_it_at_once(router: Any) -> None:
