@@ -34,6 +34,7 @@ class Asked(NamedTuple):
     text: str  # of the answer
     record: Json
     exception: str | None  # the name of the one reason why this promise may be broken
+    ids: list[int] | None = None  # token ids of the answer, of a completion with `return_token_ids`
 
     @property
     def target(self) -> str:
@@ -154,7 +155,10 @@ class Behind:
             answer = self.http.post(path, json=body)
             assert answer.status_code == 200, f"{path}: {answer.status_code} {answer.text}"
             record_id, pieces = answer.headers["x-warmroute-record"], [answer.json()]
-        return Asked(path, bool(body.get("stream")), _text(path, pieces), self._record(record_id), exception)
+        record, ids = self._record(record_id), None
+        if body.get("return_token_ids"):
+            ids = [id_ for piece in pieces for choice in piece["choices"] for id_ in choice["token_ids"]]
+        return Asked(path, bool(body.get("stream")), _text(path, pieces), record, exception, ids)
 
     def _stream(self, path: str, body: Json) -> tuple[str, list[Json]]:
         with self.http.stream("POST", path, json=body) as answer:

@@ -14,9 +14,9 @@ import pytest
 from router.lab.local_stack.install import Models
 from router.lab.local_stack.supervisor import RunningStack
 from tests.stack.behind import Asked, Behind, running
-from tests.stack.bodies import CHAT, Json
+from tests.stack.bodies import CHAT, COMPLETIONS, Json
 from tests.stack.engines import Engine, small_stack
-from tests.stack.prompts import assistant, prose, user
+from tests.stack.prompts import assistant, ids, prose, user
 
 pytestmark = pytest.mark.stack
 
@@ -24,7 +24,7 @@ REQUESTS, KEPT = 100, 99
 SYSTEMS, SESSIONS = 4, 16
 BLOCK_TOKENS = 32
 BLOCKS = 400
-KV_BYTES = BLOCKS * BLOCK_TOKENS * 1024  # a group has two layers, with two heads of 64, in bfloat16
+BLOCK_BYTES = BLOCK_TOKENS * 1024  # a group has two layers, with two heads of 64, in bfloat16
 
 
 class Session:
@@ -47,10 +47,11 @@ class Session:
 
 
 @pytest.fixture
-def behind(models: Models, tmp_path: Path) -> Iterator[Behind]:
+def behind(models: Models, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Behind]:
+    """Two engines with as many blocks as the test's parameter says."""
     other = {"model": str(models.hybrid), "engine_args": ["--block-size", str(BLOCK_TOKENS)]}
     with ExitStack() as opened:
-        config = small_stack(models, tmp_path, **other, kv_cache_bytes=KV_BYTES)
+        config = small_stack(models, tmp_path, **other, kv_cache_bytes=request.param * BLOCK_BYTES)
         stack = opened.enter_context(RunningStack(config))
         pair = [opened.enter_context(Engine(stack, server.name)) for server in stack.engines]
         for engine in pair:
@@ -60,6 +61,7 @@ def behind(models: Models, tmp_path: Path) -> Iterator[Behind]:
         yield behind
 
 
+@pytest.mark.parametrize("behind", [BLOCKS], indirect=True)
 def test_a_hybrid_model_delivers_what_was_promised(behind: Behind) -> None:
     dice = random.Random(1)
     sessions = [Session(number) for number in range(SESSIONS)]
@@ -73,3 +75,40 @@ def test_a_hybrid_model_delivers_what_was_promised(behind: Behind) -> None:
     assert len(broken) <= REQUESTS - KEPT
     assert delivered > tokens / 4
     assert tokens - delivered > 2 * BLOCKS * BLOCK_TOKENS, "blocks were evicted"
+
+
+@pytest.mark.parametrize("behind", [4 * BLOCKS], indirect=True)
+def test_what_is_re_used_of_prompts_that_share_a_beginning(behind: Behind) -> None:
+    """Blocks of 32 tokens, windows of 128. An engine keeps a tail where a prompt ends, and where the second one
+    parts from the first.
+    """
+    away = behind.engines[1].name
+    behind.admin.post(f"/admin/instances/{away}/drain").raise_for_status()
+    a, b, c, d, other = (ids(name, 1024) for name in ("a", "b", "c", "d", "other"))
+    turn = a[:1000] + b[:100]
+
+    def ask(prompt: list[int], answered: int = 1) -> tuple[int | None, list[int]]:
+        body = {"prompt": prompt, "max_tokens": answered, "ignore_eos": True, "return_token_ids": True}
+        asked = behind.send(COMPLETIONS, body)
+        behind.hear(behind.engine(asked.instance))
+        assert asked.kept, f"{asked.predicted} promised, {asked.cached} re-used of {len(prompt)}"
+        return asked.cached, asked.ids or []
+
+    assert ask(a[:1000])[0] == 0
+    assert ask(a[:1000])[0] == 992
+    assert ask(a[:512] + b[:500])[0] == 0, "full attention holds 512; nobody had parted there before"
+    assert ask(a[:512] + c[:500])[0] == 512, "the second one has"
+    assert ask(a[:500] + d[:500])[0] == 0, "another junction: 480"
+    assert ask(a[:500] + other[:500])[0] == 480
+    assert ask(a[:1000] + b[:500])[0] == 992
+    cached, answer = ask(turn, 300)
+    assert cached == 992, "the tail of the first prompt is nearer than that of the last one"
+    assert len(answer) == 300
+    assert ask(turn + answer + c[:60])[0] == 1088, "the answer is computed again"
+    assert ask(turn + answer + d[:60])[0] == 1376, "and then kept"
+    assert ask(other[:100])[0] == 0
+    assert ask(other[:100])[0] == 96
+    assert ask(other[:64] + b[:100])[0] == 64, "less than a window, from the beginning on"
+    assert ask(b)[0] == 0
+    assert ask(b)[0] == 992
+    assert ask(b + c[:100])[0] == 992
