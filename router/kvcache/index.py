@@ -320,6 +320,12 @@ class BlockIndex:
         self._note_contiguity(blocks)
         return entered
 
+    def recall_tails(self, target: TargetId, hashes: Sequence[EngineHash]) -> None:
+        """Add the tails without which the engine of `target` (joined: KeyError otherwise) could not have re-used a
+        prompt up to the last of these blocks.
+        """
+        self._blocks[target].recall_tails(hashes)
+
     # requests
 
     def match(self, keys: Sequence[Key], targets: Collection[TargetId]) -> dict[TargetId, HeldBlocks]:

@@ -10,7 +10,8 @@ replace the missed events:
 
 * `recall`, before a choice: an engine's hash names a whole prefix. If the parent of a waiting block has the hash
   that the prompt's block 3 would have, the engine holds the prompt's blocks 0 to 3, as it evicts a chain from its end.
-* `on_answer`: an engine that delivers n cached tokens held the first n tokens of that prompt.
+* `on_answer`: an engine that delivers n cached tokens held the first n tokens of that prompt, and of a hybrid model the
+  tails that end there.
 
 The index stores these blocks under the engine's own hashes, so blocks announced after them find their parent, and
 their removal is applied like any other.
@@ -134,14 +135,19 @@ class MissedPrefixes:
             return
         keys = prompt.keys.get(size, ())[: delivered_tokens // size]
         held = self._index.match(keys, [target]).get(target)
-        removed = removals.since(removed_blocks)
-        if removed is None or (held is not None and held.gpu == len(keys)):
+        removed, wanted = removals.since(removed_blocks), len(keys)
+        whole, tails = held is not None and held.gpu == wanted, target in self._index.hybrid
+        if whole and tails:
+            tails = self._index.count_reusable(target, keys, wanted) < wanted
+        if removed is None or (whole and not tails):
             return
         # The rest of a longer prompt is hashed after its next answers.
         keys = keys[: self._digests.count_cached(state.chain, keys, origin.adapter) + max(1, ANSWER_TOKENS // size)]
         hashes = _labels(self._hash(state.chain, prompt, keys, size))
         # A salt is hashed in one of two ways, an adapter with its path: first blocks without these prove neither.
         if not (origin.salt or origin.adapter) or self._index.knows_any(target, hashes):
+            if tails and len(keys) == wanted:
+                self._index.recall_tails(target, hashes)
             self._add(target, hashes, keys, removed)
 
     def _add(

@@ -143,7 +143,7 @@ def clear_tail(table: TailTable, key: Key, bit: int) -> None:
 class TailGroup:
     """The tails of one group."""
 
-    __slots__ = ("_copies", "_keys", "kind", "unnamed")
+    __slots__ = ("_copies", "_keys", "_recalled", "kind", "unnamed")
 
     def __init__(self, kind: TailKind) -> None:
         self.kind = kind
@@ -151,6 +151,7 @@ class TailGroup:
         self.unnamed: set[Label] = set()  # held, with unknown keys
         self._keys: dict[Label, Key | None] = {}
         self._copies: dict[Label, int] = {}  # beyond the first, never 0
+        self._recalled: set[Label] = set()  # held by evidence other than an event
 
     def __len__(self) -> int:
         """Number of different blocks."""
@@ -159,6 +160,9 @@ class TailGroup:
     def store(self, labels: Iterable[Label], key_of: Callable[[Label], Key | None]) -> None:
         """Add one copy of each block; `key_of` returns the key of a label, None if it is not known yet."""
         for label in labels:
+            if label in self._recalled:
+                self._recalled.discard(label)  # the copy that was recalled, announced now
+                continue
             if label in self._keys:
                 self._copies[label] = self._copies.get(label, 0) + 1
                 continue
@@ -167,6 +171,12 @@ class TailGroup:
                 self.unnamed.add(label)
             else:
                 self.kind.enter(key)
+
+    def recall(self, labels: Iterable[Label], key_of: Callable[[Label], Key | None]) -> None:
+        """Add blocks that an answer proves to be held, although no event announced them."""
+        missed = [label for label in labels if label not in self._keys]
+        self.store(missed, key_of)
+        self._recalled.update(missed)
 
     def name(self, label: Label, key: Key) -> None:
         """Set the key of a block that is held without one; a no-op for all others."""
@@ -179,6 +189,7 @@ class TailGroup:
         """Remove one copy of each block."""
         for label in labels:
             if not decrement(self._copies, label) and label in self._keys:
+                self._recalled.discard(label)
                 key = self._keys.pop(label)
                 self.unnamed.discard(label)
                 if key is not None:

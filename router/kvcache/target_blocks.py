@@ -385,6 +385,13 @@ class TargetBlocks:
                 after = key
         return entered
 
+    def recall_tails(self, hashes: Sequence[Label]) -> None:
+        """Add the tails that the engine must hold, because it re-used a prompt up to the last of these blocks."""
+        for tail in self.tails.groups.values():
+            size, need, _ = tail.kind.shape
+            if size == self.block_tokens:
+                tail.recall(hashes[-need:], self._key_of)
+
     # removed
 
     def remove(self, event: BlocksRemoved) -> None:

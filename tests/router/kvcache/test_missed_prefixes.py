@@ -10,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.config.sections.pool import HashAlgo
-from router.kvcache.events import BlocksRemoved, BlocksStored, EngineHash, Event, EventBatch, TargetId, Tier
+from router.kvcache.events import (
+    BlocksRemoved,
+    BlocksStored,
+    EngineHash,
+    Event,
+    EventBatch,
+    TailsStored,
+    TargetId,
+    Tier,
+)
 from router.kvcache.recent_removals import MOST
 from router.kvcache.tokenized_prompt import HashInputs, TokenizedPrompt
 from router.lab.simulator.engine_types import EngineShape, SequenceRequest
@@ -98,6 +107,24 @@ class Late:
 def chat(number: int, turns: int) -> list[int]:
     """A chat of that many turns, each of 2 blocks after the system prompt."""
     return [*SYSTEM, *(1000 * number + token for token in range(8 * turns)), 7]
+
+
+def test_an_answer_proves_the_tails_of_a_hybrid_model_too() -> None:
+    """The engine is one of full attention: the tails of its model are announced here, by hand."""
+    late, ids = Late(), chat(1, 2)
+    late.run(ids)
+    late.join()
+    late.run(chat(2, 1))  # from token 0 on: the way to hash is known
+    late.announce([TailsStored(late.hashes(chat(2, 1))[-2:], 1, 4, 2, leading=True, from_start=False)])
+    assert late.serve(ids).delivered == 40
+    assert late.serve(ids) == Served(40, 40, 40)
+    last = late.hashes(ids)[9]
+    late.announce([TailsStored([last], 1, 4, 2, leading=True, from_start=False)])
+    assert late.believed(ids) == 10
+    late.announce([BlocksRemoved([last], Tier.GPU, 1)])
+    assert late.believed(ids) == 0, "the copy that was announced is the one that was known"
+    assert late.serve(ids).delivered == 40
+    assert late.believed(ids) == 10
 
 
 # what waiting blocks prove
