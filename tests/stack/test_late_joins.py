@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import yaml
@@ -24,6 +25,7 @@ from tests.stack.bodies import CHAT, Json
 from tests.stack.engines import BLOCK_BYTES, Engine, small_stack
 from tests.stack.over_store import STORE, reset
 from tests.stack.prompts import assistant, prose, user
+from tests.stack.test_hybrid import BLOCK_BYTES as HYBRID_BLOCK_BYTES
 
 pytestmark = pytest.mark.stack
 
@@ -53,62 +55,76 @@ class Session:
         return asked
 
 
+class Forgetful(NamedTuple):
+    engines: list[Engine]
+    model: Path
+
+
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(False, id="without a pool"), pytest.param(True, id="over a pool", marks=pytest.mark.long)],
+    params=[
+        pytest.param("plain", id="without a pool"),
+        pytest.param("hybrid", id="a hybrid model"),
+        pytest.param("pool", id="over a pool", marks=pytest.mark.long),
+    ],
 )
 def forgetful(
     request: pytest.FixtureRequest, models: Models, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[list[Engine]]:
-    store = STORE if request.param else {}
-    config = small_stack(models, tmp_path_factory.mktemp("forgetful"), **{**store, "kv_cache_bytes": 400 * BLOCK_BYTES})
+) -> Iterator[Forgetful]:
+    other: Json = {"kv_cache_bytes": 400 * BLOCK_BYTES, **(STORE if request.param == "pool" else {})}
+    if request.param == "hybrid":
+        small_blocks = {"model": str(models.hybrid), "engine_args": ["--block-size", "32"]}
+        other = {"kv_cache_bytes": 1600 * HYBRID_BLOCK_BYTES, **small_blocks}
+    config = small_stack(models, tmp_path_factory.mktemp("forgetful"), **other)
     with ExitStack() as opened:
         stack = opened.enter_context(RunningStack(config, [FORGETFUL, FORGETFUL]))
         pair = [opened.enter_context(Engine(stack, server.name)) for server in stack.engines]
         for engine in pair:
             engine.wait()
-        yield pair
+        yield Forgetful(pair, Path(config.model))
 
 
 @pytest.mark.parametrize("snapshot", [False, True], ids=["without a snapshot", "with a snapshot"])
-def test_what_was_announced_before_is_learned(
-    forgetful: list[Engine], model: Path, tmp_path: Path, snapshot: bool
-) -> None:
+def test_what_was_announced_before_is_learned(forgetful: Forgetful, tmp_path: Path, snapshot: bool) -> None:
+    engines, model = forgetful
     settings: Json = {"policies": {"warm": POLICY}}
     if snapshot:
         settings["index"] = {"snapshot_file": str(tmp_path / "index.snapshot"), "snapshot_every_s": 1}
-    for engine in forgetful:
+    for engine in engines:
         reset(engine)
     sessions = [Session(f"session {number}") for number in range(SESSIONS)]
-    first = Behind("first", forgetful, model, settings, tmp_path)
+    first = Behind("first", engines, model, settings, tmp_path)
     first.child.start()
     first.wait()
     for _ in range(TURNS_BEFORE):
         for session in sessions:
             session.turn(first)
-    for engine in forgetful:
+    for engine in engines:
         first.hear(engine)
     first.child.kill()
     first.close()
-    with running(Behind("second", forgetful, model, settings, tmp_path)) as second:
+    with running(Behind("second", engines, model, settings, tmp_path)) as second:
         second.wait(hear=False)  # which would be new prompts from the first token on
         if not snapshot:  # nothing shows where sessions belong whose events the engine dropped, so they have no choice
             homes = Counter(session.asked[-1].instance for session in sessions)
-            (fewest,) = {engine.name for engine in forgetful} - {homes.most_common(1)[0][0]}
+            (fewest,) = {engine.name for engine in engines} - {homes.most_common(1)[0][0]}
             second.admin.post(f"/admin/instances/{fewest}/drain").raise_for_status()
         started_s = time.monotonic()
         returned, moved = go_round(second, sessions), list[str]()
         while time.monotonic() - started_s < LEARNED_S:
             moved += go_round(second, sessions)
         moved += go_round(second, sessions)
+        others = [Session(f"other {number}").turn(second) for number in range(6)]
     last = [session.asked[-1] for session in sessions]
     delivered = sum(asked.cached or 0 for asked in last)
     right = sum(asked.cached or 0 for asked in last if asked.kept)
     requests = sum(len(session.asked) for session in sessions) - SESSIONS * TURNS_BEFORE
-    print(f"\n{right} of {delivered} tokens right after {requests} requests; first turn elsewhere: {returned}")
+    print(f"\nother sessions: {[(asked.predicted, asked.cached) for asked in others]}")
+    print(f"{right} of {delivered} tokens right after {requests} requests; first turn elsewhere: {returned}")
     assert delivered
     assert right >= RIGHT * delivered
     assert not moved, "they have answered here before"
+    assert all(asked.kept and asked.cached for asked in others[-3:]), "the system prompt is re-used by itself, too"
     if snapshot:
         assert not returned
 
