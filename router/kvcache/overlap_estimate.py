@@ -50,7 +50,7 @@ HOLDS_NOTHING = OverlapEstimate(NO_OVERLAP, 0, None, 0)
 
 class _CachedEstimate(NamedTuple):
     held: HeldBlocks
-    reused: HeldBlocks
+    reused: int
     estimate: OverlapEstimate
 
 
@@ -118,27 +118,28 @@ class OverlapEstimator:
             self._cache_since = now
         matches, less = self._index.match_reused(keys, targets)
         cache, hybrid = self._cache, self._index.hybrid
-        tails = self._speculative.find_tails(keys, now) if hybrid else {}
+        tails = self._speculative.find_any_tails(keys, now) if hybrid else []
         expecting: dict[int, Collection[TargetId]] = {}  # by depth: the targets that will get the next block
         for target in targets:
             held = matches.get(target, NOTHING)
             if (expected := expecting.get(held.gpu)) is None:
                 expected = self._speculative.targets_expecting(keys[held.gpu], now) if held.gpu < len(keys) else ()
                 expecting[held.gpu] = expected
-            reused = held
+            reused = less.get(target, held.gpu)
             if target in drafting:
-                reused = self._leave_out(target, held, self._index.count_reusable(target, keys, held.gpu, drafts=True))
-            elif target in less:
-                reused = self._leave_out(target, held, less[target])
-            cached, uncached = cache.get(target), target in expected or target in distrusted or target in tails
-            same = cached is not None and cached.estimate.block_tokens == size and cached.held == held
-            if cached is not None and same and cached.reused == reused and not uncached:
+                reused = self._index.count_reusable(target, keys, held.gpu, drafts=True)
+            later: Sequence[int] = ()
+            if tails and (target in less or target in expected):
+                later = [blocks for blocks in self._speculative.find_tails(target, keys, tails) if blocks > reused]
+            trusted, cached = target not in distrusted, cache.get(target)
+            if later or not trusted or target in expected:
+                estimates[target] = self._estimate_one(target, keys, size, held, reused, later, trusted, now)
+            elif cached is None or cached.estimate.block_tokens != size or cached[:2] != (held, reused):
+                estimate = estimates[target] = self._estimate_one(target, keys, size, held, reused, later, trusted, now)
+                if self._is_certain(target):
+                    cache[target] = _CachedEstimate(held, reused, estimate)
+            else:
                 estimates[target] = cached.estimate
-                continue
-            trusted, later = target not in distrusted, tails.get(target, ())
-            estimate = estimates[target] = self._estimate_one(target, keys, size, held, reused, later, trusted, now)
-            if not uncached and self._is_certain(target):
-                cache[target] = _CachedEstimate(held, reused, estimate)
 
     def _trusted_sequencer(self, target: TargetId) -> EventSequencer | None:
         state = self._states.get(target)
@@ -163,16 +164,17 @@ class OverlapEstimator:
         keys: Sequence[Key],
         size: int,
         held: HeldBlocks,
-        reused: HeldBlocks,
+        on_gpu: int,
         tails: Sequence[int],
         trusted: bool,
         now: float,
     ) -> OverlapEstimate:
-        """Return the estimate for one target. `reused`: what its engine re-uses of `held`; `tails`: numbers of leading
-        blocks up to which it will soon re-use a prompt, in order.
+        """Return the estimate for one target. `on_gpu`: the blocks on its GPU that its engine re-uses; `tails`: larger
+        numbers of leading blocks that it will soon re-use, in order.
         """
         state = self._states.get(target)
         sequencer = state.sequencer if state is not None else None
+        reused = held if on_gpu == held.gpu else self._leave_out(target, held, on_gpu)
         indexed = None if sequencer is None else reused.disk * size
         received_s = None if sequencer is None else sequencer.last_heard_s
         # to the millisecond, as logged views have it; a third of the cost of `round`
@@ -187,8 +189,8 @@ class OverlapEstimator:
             return OverlapEstimate(overlap, indexed, size, likely)
         if not state.certain and (likely := self._approximate.leading_blocks(target, keys, now)) > held.gpu:
             expected = self._speculative.leading_blocks(target, keys, likely, now)
-            on_gpu, in_memory, anywhere = (max(likely, blocks) * size for blocks in held)
-            overlap = Overlap(on_gpu, in_memory, anywhere, expected * size, "approximate", age_s)
+            tiers = [max(likely, blocks) * size for blocks in held]
+            overlap = Overlap(tiers[0], tiers[1], tiers[2], expected * size, "approximate", age_s)
             return OverlapEstimate(overlap, indexed, size, likely)
         expected = self._speculative.leading_blocks(target, keys, held.gpu, now)
         if not expected and not held.disk and not state.certain:
@@ -197,7 +199,7 @@ class OverlapEstimator:
         # `expected` counts what is held: prompts with a common beginning meet there.
         recomputed = held.gpu - reused.gpu
         if target in self._index.hybrid:
-            recomputed = expected - max([reused.gpu, *(blocks for blocks in tails if blocks <= expected)])
+            recomputed = expected - max([on_gpu, *(blocks for blocks in tails if blocks <= expected)])
         overlap = Overlap(reused.gpu * size, reused.cpu * size, reused.disk * size, expected * size, "events", age_s)
         return OverlapEstimate(overlap, indexed, size, held.gpu, recomputed * size)
 

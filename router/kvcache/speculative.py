@@ -115,15 +115,19 @@ class SpeculativeBlocks:
             blocks += 1
         return blocks
 
-    def find_tails(self, keys: Sequence[Key], now: float) -> dict[TargetId, list[int]]:
-        """Return by target the numbers of leading blocks at which prompts on their way will leave a tail, in order."""
+    def find_tails(self, target: TargetId, keys: Sequence[Key], positions: Sequence[int]) -> list[int]:
+        """Return those of `positions`, numbers of leading blocks, at which prompts on their way to `target` will leave
+        a tail.
+        """
+        return [blocks for blocks in positions if target in self._tails.get(keys[blocks - 1], ())]
+
+    def find_any_tails(self, keys: Sequence[Key], now: float) -> list[int]:
+        """Return the numbers of leading blocks, in order, at which prompts on their way to any target will leave a
+        tail.
+        """
         self._expire(now)
-        tails, found = self._tails, dict[TargetId, list[int]]()
-        if tails:
-            for blocks in [blocks for blocks, key in enumerate(keys, 1) if key in tails]:
-                for target in tails[keys[blocks - 1]]:
-                    found.setdefault(target, []).append(blocks)
-        return found
+        tails = self._tails
+        return [blocks for blocks, key in enumerate(keys, 1) if key in tails] if tails else []
 
     def _expire(self, now: float) -> None:
         while self._due and self._due[0][0] <= now:

@@ -154,6 +154,7 @@ async def test_a_record_is_a_request_of_a_mooncake_trace(router: Any, tmp_path: 
         assert record["timestamp"] == round(counted[id_]["at_wall_s"] * 1000)
         assert record["input_length"] == counted[id_]["prompt_tokens"] > 512
         assert record["output_length"] == counted[id_]["output_tokens"] > 0
+        assert "hash_ids" in record, counted[id_]  # seen missing once, on a busy machine
         assert len(record["hash_ids"]) == record["input_length"] // 512  # of the full ones
     turns = {talk: [plain[one.record]["hash_ids"] for one in said[talk::2]] for talk in (0, 1)}
     for hashes in turns.values():
