@@ -10,6 +10,7 @@ the cost in place, with the caches of a busy process.
 
 from __future__ import annotations
 
+import gc
 import random
 from collections import deque
 from pathlib import Path
@@ -152,7 +153,12 @@ def place(policy: str, targets: int, seed: int, *, hybrid: bool = False) -> Plac
     fleet = Conversations(policy, targets, seed, hybrid=hybrid)
     fleet.run(max(REQUESTS, 4 * targets))
     fleet.admit_ns = fleet.rest_ns = 0
-    fleet.run(REQUESTS)
+    gc.collect()
+    gc.disable()  # the router makes it wait, too (`router/control/process.py`)
+    try:
+        fleet.run(REQUESTS)
+    finally:
+        gc.enable()
     return Placed(policy, targets, fleet.admit_ns / REQUESTS / 1e3, fleet.rest_ns / REQUESTS / 1e3)
 
 
