@@ -40,7 +40,7 @@ def test_no_number_goes_without_its_source(tmp_path: Path, name: str, given: str
     assert "\n" not in told
 
 
-@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("name", [name for name in NUMBERS if name != "tail_tokens"])  # of hybrid models alone
 def test_no_number_may_be_left_out(tmp_path: Path, name: str) -> None:
     told = refused_profile(tmp_path, WHOLE.replace(f"{name}: {{value: 8, source: chosen}}\n", ""))
     assert told.startswith(f"{tmp_path / 'p.yaml'}:1: {name}: missing (")
