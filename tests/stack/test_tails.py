@@ -84,10 +84,12 @@ def test_promises_are_what_the_cache_manager_finds(groups: list[list[Any]]) -> N
 
 @pytest.mark.parametrize("groups", [[FULL], [["sliding", 32, 128], FULL], [["mamba", 32, None], FULL]], ids=str)
 def test_promises_of_an_engine_that_drafts(groups: list[list[Any]]) -> None:
-    """With EAGLE or MTP the last block of every hit is computed again, but for a prompt of whole blocks."""
+    """With EAGLE or MTP the last block of every hit is computed again. Only a prompt of whole blocks is looked up to its
+    end, so more of it may be re-used.
+    """
     played = play(groups, "eagle")
     less = Counter((one.cached - one.promised) // 32 for one in played)
     print(f"\n{groups}: re-used more than promised, in blocks: {dict(less)}")
     assert all(one.promised == one.cached for one in played if one.prompt_tokens % 32)
-    assert less.keys() <= {0, 1}
+    assert min(less) == 0, "never less"
     assert sum(one.held > one.cached > 0 for one in played) > REQUESTS / 3
