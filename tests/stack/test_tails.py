@@ -84,8 +84,8 @@ def test_promises_are_what_the_cache_manager_finds(groups: list[list[Any]]) -> N
 
 @pytest.mark.parametrize("groups", [[FULL], [["sliding", 32, 128], FULL], [["mamba", 32, None], FULL]], ids=str)
 def test_promises_of_an_engine_that_drafts(groups: list[list[Any]]) -> None:
-    """With EAGLE or MTP the last block of every hit is computed again. Only a prompt of whole blocks is looked up to its
-    end, so more of it may be re-used.
+    """With EAGLE or MTP the last block of every hit is computed again. Only a prompt of whole blocks is looked up to
+    its end, so more of it may be re-used.
     """
     played = play(groups, "eagle")
     less = Counter((one.cached - one.promised) // 32 for one in played)
