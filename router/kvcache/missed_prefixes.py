@@ -134,19 +134,17 @@ class MissedPrefixes:
         if state.chain is None or state.backlog or size is None or origin is None:
             return
         keys = prompt.keys.get(size, ())[: delivered_tokens // size]
-        held = self._index.match(keys, [target]).get(target)
+        held, less = self._index.match_reused(keys, [target])
+        reused = less.get(target, held[target].gpu) if target in held else 0
         removed, wanted = removals.since(removed_blocks), len(keys)
-        whole, tails = held is not None and held.gpu == wanted, target in self._index.hybrid
-        if whole and tails:
-            tails = self._index.count_reusable(target, keys, wanted) < wanted
-        if removed is None or (whole and not tails):
+        if removed is None or reused == wanted:
             return
         # The rest of a longer prompt is hashed after its next answers.
         keys = keys[: self._digests.count_cached(state.chain, keys, origin.adapter) + max(1, ANSWER_TOKENS // size)]
         hashes = _labels(self._hash(state.chain, prompt, keys, size))
         # A salt is hashed in one of two ways, an adapter with its path: first blocks without these prove neither.
         if not (origin.salt or origin.adapter) or self._index.knows_any(target, hashes):
-            if tails and len(keys) == wanted:
+            if len(keys) == wanted:
                 self._index.recall_tails(target, hashes)
             self._add(target, hashes, keys, removed)
 

@@ -118,7 +118,7 @@ class OverlapEstimator:
             self._cache_since = now
         matches, less = self._index.match_reused(keys, targets)
         cache, hybrid = self._cache, self._index.hybrid
-        tails = self._speculative.find_any_tails(keys, now) if hybrid else []
+        tails = self._speculative.tails_anywhere(keys, now) if hybrid else []
         expecting: dict[int, Collection[TargetId]] = {}  # by depth: the targets that will get the next block
         for target in targets:
             held = matches.get(target, NOTHING)
@@ -130,16 +130,16 @@ class OverlapEstimator:
                 reused = self._index.count_reusable(target, keys, held.gpu, drafts=True)
             later: Sequence[int] = ()
             if tails and (target in less or target in expected):
-                later = [blocks for blocks in self._speculative.find_tails(target, keys, tails) if blocks > reused]
+                later = [blocks for blocks in self._speculative.tails_at(target, keys, tails) if blocks > reused]
             trusted, cached = target not in distrusted, cache.get(target)
-            if later or not trusted or target in expected:
-                estimates[target] = self._estimate_one(target, keys, size, held, reused, later, trusted, now)
-            elif cached is None or cached.estimate.block_tokens != size or cached[:2] != (held, reused):
-                estimate = estimates[target] = self._estimate_one(target, keys, size, held, reused, later, trusted, now)
-                if self._is_certain(target):
-                    cache[target] = _CachedEstimate(held, reused, estimate)
-            else:
+            uncached = later or not trusted or target in expected
+            same = cached is not None and cached.held == held and cached.reused == reused
+            if cached is not None and same and cached.estimate.block_tokens == size and not uncached:
                 estimates[target] = cached.estimate
+                continue
+            estimate = estimates[target] = self._estimate_one(target, keys, size, held, reused, later, trusted, now)
+            if not uncached and self._is_certain(target):
+                cache[target] = _CachedEstimate(held, reused, estimate)
 
     def _trusted_sequencer(self, target: TargetId) -> EventSequencer | None:
         state = self._states.get(target)
@@ -154,9 +154,10 @@ class OverlapEstimator:
         """Return `held`, of which the engine re-uses only `blocks` on its GPU. Slower tiers of a hybrid model are not
         counted.
         """
-        if target in self._index.hybrid or held.disk == held.gpu:
+        if target in self._index.hybrid:
             return HeldBlocks(blocks, blocks, blocks)
-        return held._replace(gpu=blocks) if held.cpu > held.gpu else HeldBlocks(blocks, blocks, held.disk)
+        in_memory, anywhere = (more if more > held.gpu else blocks for more in (held.cpu, held.disk))
+        return HeldBlocks(blocks, in_memory, anywhere)
 
     def _estimate_one(
         self,

@@ -20,7 +20,6 @@ from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from router.kvcache.block_group import decrement
 from router.kvcache.events import Key, TargetId
 
 
@@ -32,6 +31,48 @@ class SpeculativePrompt:
     keys: Sequence[Key]
     tails: Sequence[Key] = ()  # the last keys of tails
     forgotten: bool = False  # its target's cache was emptied meanwhile, before or after its blocks were computed
+
+
+class _ExpectedKeys:
+    """The targets that will get a key: one target with one request, as with most keys, or a count per target."""
+
+    __slots__ = ("table",)
+
+    def __init__(self) -> None:
+        self.table: dict[Key, TargetId | Counter[TargetId]] = {}
+
+    def add(self, keys: Sequence[Key], target: TargetId) -> None:
+        """Add one request that brings `keys` to `target`."""
+        table = self.table
+        for key in keys:
+            targets = table.get(key)
+            if targets is None:
+                table[key] = target
+                continue
+            if not isinstance(targets, Counter):
+                targets = table[key] = Counter((targets,))
+            targets[target] += 1
+
+    def drop(self, keys: Sequence[Key], target: TargetId, *, every: bool) -> None:
+        """Remove `keys` of `target` once, or for every request that brings them."""
+        table = self.table
+        for key in keys:
+            targets = table.get(key)
+            if targets == target:
+                del table[key]
+            elif isinstance(targets, Counter) and target in targets:
+                targets[target] = 0 if every else targets[target] - 1
+                if not targets[target]:
+                    del targets[target]
+                if not targets:
+                    del table[key]
+
+    def targets(self, key: Key) -> Collection[TargetId]:
+        """Return the targets that will get `key`."""
+        targets = self.table.get(key)
+        if targets is None:
+            return ()
+        return targets.keys() if isinstance(targets, Counter) else (targets,)
 
 
 class SpeculativeBlocks:
@@ -52,23 +93,17 @@ class SpeculativeBlocks:
         self._live: dict[SpeculativePrompt, None] = {}  # in the order of sending
         self._due: deque[tuple[float, SpeculativePrompt]] = deque()  # in the order of expiry
         self._waiting: Counter[TargetId] = Counter()  # live prompts by target
-        # The targets that will get a key: one target with one request, as with most keys, or a count per target.
-        self._expecting: dict[Key, TargetId | Counter[TargetId]] = {}
-        self._tails: dict[Key, Counter[TargetId]] = {}  # by the last key: live prompts that will leave a tail
+        self._expecting = _ExpectedKeys()
+        self._tails = _ExpectedKeys()  # the last keys of tails
 
     def add(self, target: TargetId, keys: Sequence[Key], now: float, tails: Sequence[Key] = ()) -> SpeculativePrompt:
         """Record that a request sent to `target` will cache `keys`, which `target` does not hold yet, and leave tails
         of a hybrid model that end with these keys.
         """
         self._expire(now)
-        prompt, expecting = SpeculativePrompt(target, keys, tails), self._expecting
-        for key in tails:
-            self._tails.setdefault(key, Counter())[target] += 1
-        for key in keys:
-            if key not in expecting:
-                expecting[key] = target
-            else:
-                self._count_again(key, target)
+        prompt = SpeculativePrompt(target, keys, tails)
+        self._expecting.add(keys, target)
+        self._tails.add(tails, target)
         self._blocks += len(keys)
         self._live[prompt] = None
         self._waiting[target] += 1
@@ -83,7 +118,7 @@ class SpeculativeBlocks:
     def confirm(self, target: TargetId, keys: Sequence[Key]) -> None:
         """Drop `keys` of `target`: events have announced them, so only events count from now on."""
         if target in self._waiting:
-            self._drop(keys, target, every=True)
+            self._expecting.drop(keys, target, every=True)
 
     def forget(self, target: TargetId) -> None:
         """Drop everything expected of `target`, which restarted or left."""
@@ -95,10 +130,7 @@ class SpeculativeBlocks:
     def targets_expecting(self, key: Key, now: float) -> Collection[TargetId]:
         """Return the targets to which a request in flight will bring `key`."""
         self._expire(now)
-        targets = self._expecting.get(key)
-        if targets is None:
-            return ()
-        return targets.keys() if isinstance(targets, Counter) else (targets,)
+        return self._expecting.targets(key)
 
     def leading_blocks(self, target: TargetId, keys: Sequence[Key], held_blocks: int, now: float) -> int:
         """Return how many leading blocks of `keys` the target holds (`held_blocks`, by the index) or will hold
@@ -107,7 +139,7 @@ class SpeculativeBlocks:
         self._expire(now)
         if target not in self._waiting:
             return held_blocks
-        blocks, expecting = held_blocks, self._expecting
+        blocks, expecting = held_blocks, self._expecting.table
         while blocks < len(keys):
             targets = expecting.get(keys[blocks])
             if targets != target and not (isinstance(targets, Counter) and target in targets):
@@ -115,18 +147,18 @@ class SpeculativeBlocks:
             blocks += 1
         return blocks
 
-    def find_tails(self, target: TargetId, keys: Sequence[Key], positions: Sequence[int]) -> list[int]:
+    def tails_at(self, target: TargetId, keys: Sequence[Key], positions: Sequence[int]) -> list[int]:
         """Return those of `positions`, numbers of leading blocks, at which prompts on their way to `target` will leave
         a tail.
         """
-        return [blocks for blocks in positions if target in self._tails.get(keys[blocks - 1], ())]
+        return [blocks for blocks in positions if target in self._tails.targets(keys[blocks - 1])]
 
-    def find_any_tails(self, keys: Sequence[Key], now: float) -> list[int]:
+    def tails_anywhere(self, keys: Sequence[Key], now: float) -> list[int]:
         """Return the numbers of leading blocks, in order, at which prompts on their way to any target will leave a
         tail.
         """
         self._expire(now)
-        tails = self._tails
+        tails = self._tails.table
         return [blocks for blocks, key in enumerate(keys, 1) if key in tails] if tails else []
 
     def _expire(self, now: float) -> None:
@@ -140,36 +172,13 @@ class SpeculativeBlocks:
         del self._live[prompt]
         self._blocks -= len(prompt.keys)
         target = prompt.target
-        self._drop(prompt.keys, target, every=False)
+        self._expecting.drop(prompt.keys, target, every=False)
+        self._tails.drop(prompt.tails, target, every=False)
         if self._waiting[target] == 1:
             del self._waiting[target]
         else:
             self._waiting[target] -= 1
-        for key in prompt.tails:
-            decrement(self._tails[key], target)
-            if not self._tails[key]:
-                del self._tails[key]
         prompt.keys = ()  # the request and the expiry queue may still refer to it
-
-    def _count_again(self, key: Key, target: TargetId) -> None:
-        targets = self._expecting[key]
-        if not isinstance(targets, Counter):
-            targets = self._expecting[key] = Counter((targets,))
-        targets[target] += 1
-
-    def _drop(self, keys: Sequence[Key], target: TargetId, *, every: bool) -> None:
-        """Remove `keys` of `target` once, or for every request that brings them."""
-        expecting = self._expecting
-        for key in keys:
-            targets = expecting.get(key)
-            if targets == target:
-                del expecting[key]
-            elif isinstance(targets, Counter) and target in targets:
-                targets[target] = 0 if every else targets[target] - 1
-                if not targets[target]:
-                    del targets[target]
-                if not targets:
-                    del expecting[key]
 
 
 class ApproximateBlocks:

@@ -24,7 +24,7 @@ from router.kvcache.events import Key
 
 
 class TailShape(NamedTuple):
-    """What a hit needs of a group: the last `need` blocks before it; `leading`: or, if there are fewer, all blocks from
+    """The blocks of a group that a hit requires: the last `need` before it; `leading`: or, if there are fewer, all from
     the beginning.
     """
 
@@ -79,13 +79,10 @@ class TailKind:
 
     def add_group(self) -> None:
         """Count one more group, which holds nothing yet."""
-        for key in self.held():
-            self._drop(key)
+        for key, count in self._counts.items():
+            if count == self.groups:
+                clear_tail(self._table, key, self._bit)
         self.groups += 1
-
-    def held(self) -> list[Key]:
-        """Return the blocks that all groups hold."""
-        return [key for key, count in self._counts.items() if count == self.groups]
 
     def retire(self) -> tuple[TailTable, dict[Key, int]]:
         """Return the table, and a dictionary with all keys for which the target's bit may be set."""
@@ -100,11 +97,8 @@ class TailKind:
     def leave(self, key: Key) -> None:
         """Record that one group less holds `key`."""
         if self._counts.get(key) == self.groups:
-            self._drop(key)
+            clear_tail(self._table, key, self._bit)
         decrement(self._counts, key)
-
-    def _drop(self, key: Key) -> None:
-        clear_tail(self._table, key, self._bit)
 
     def find_tail(self, keys: Sequence[Key], blocks: int, block_tokens: int, align: int, more: int = 0) -> int:
         """Return the largest number of blocks of `block_tokens`, at most `blocks` and a multiple of `align`, of which

@@ -42,7 +42,7 @@ def test_it_lasts_while_the_request_waits_and_a_while_after_its_first_byte() -> 
     assert expected.leading_blocks(A, PROMPT, 0, now=64.9) == 4
     assert expected.leading_blocks(A, PROMPT, 0, now=65.0) == 0
     assert not expected._live
-    assert not expected._expecting
+    assert not expected._expecting.table
 
 
 def test_a_failed_request_takes_back_only_its_own() -> None:
@@ -61,8 +61,8 @@ def test_a_prompt_on_its_way_leaves_tails_until_it_fails_or_expires() -> None:
     expected = SpeculativeBlocks(ttl_s=5.0)
 
     def found(ids: list[Key] = PROMPT, now: float = 0.0) -> tuple[list[int], ...]:
-        anywhere = expected.find_any_tails(ids, now)
-        return anywhere, *(expected.find_tails(target, ids, anywhere) for target in (A, B))
+        anywhere = expected.tails_anywhere(ids, now)
+        return anywhere, *(expected.tails_at(target, ids, anywhere) for target in (A, B))
 
     first = expected.add(A, PROMPT, now=0.0, tails=keys(2, 4))
     second = expected.add(A, (), now=0.0, tails=keys(2))
@@ -75,7 +75,7 @@ def test_a_prompt_on_its_way_leaves_tails_until_it_fails_or_expires() -> None:
     expected.on_first_byte(second, now=1.0)
     assert found(now=5.9) == ([2], [2], [])
     assert found(now=6.0) == ([], [], [])
-    assert not expected._tails
+    assert not expected._tails.table
 
 
 def test_forgetting_a_target_leaves_the_others() -> None:
