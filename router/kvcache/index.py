@@ -258,7 +258,7 @@ class BlockIndex:
         if self._retired:
             self.sweep(SWEEP_BLOCKS + (2 * len(event.hashes) if isinstance(event, BlocksStored) else 0))
         hybrid = target in self.hybrid
-        shapes = blocks.equal_shapes if hybrid else ()
+        layout = blocks.layout if hybrid else None
         match event:
             case BlocksStored():
                 entered = blocks.store(event)
@@ -272,7 +272,7 @@ class BlockIndex:
             case BlocksCleared():  # the event names no tier: clearing all is the safe reading
                 self.forget(target)
                 return []
-        if hybrid and blocks.equal_shapes != shapes:
+        if hybrid and blocks.layout != layout:
             self._shaped = None
         self._note_contiguity(blocks)
         return entered

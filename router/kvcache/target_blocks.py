@@ -122,6 +122,11 @@ class TargetBlocks:
             tail.store(labels, self._key_of)
 
     @property
+    def layout(self) -> tuple[int | None, int, int]:
+        """A value that differs after every change that may change `equal_shapes`, and is cheaper."""
+        return self.block_tokens, len(self.groups), len(self.tails.kinds)
+
+    @property
     def equal_shapes(self) -> tuple[TailShape, ...] | None:
         """The shapes of the tails, with blocks of the same size as those of the only group of full attention; None if
         there are no tails, or others.
