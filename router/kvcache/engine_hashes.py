@@ -123,12 +123,13 @@ def is_comparable(event: BlocksStored) -> bool:
     return event.adapter is None and bool(event.hashes) and not (event.extras is not None and event.extras[0])
 
 
-def fits(chain: EngineChain, event: BlocksStored) -> bool:
+def fits(chain: EngineChain, event: BlocksStored, unit: int | None = None) -> bool:
     """Return whether `chain` gives the hash under which an engine stored a prompt's first block, without adapter
-    and media.
+    and media. `unit`: the tokens that the engine hashes at once; None: a block.
     """
-    first = chain.chain(None, event.token_ids[: event.block_tokens], event.block_tokens, salt=event.salt)
-    return [chain.event_hash(digest) for digest in first] == event.hashes[:1]
+    size = event.block_tokens
+    first = chain.chain(None, event.token_ids[:size], size if unit is None else min(unit, size), salt=event.salt)
+    return [chain.event_hash(digest) for digest in first[-1:]] == event.hashes[:1]
 
 
 _HashInput = tuple[Digest, tuple[int, ...], Extras | None]

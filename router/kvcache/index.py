@@ -15,10 +15,11 @@ time, sequence numbers or wire formats. Tests compare it with a brute-force inde
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from itertools import compress
 from typing import Any, NamedTuple, cast
 
+from router.kvcache.block_group import Label
 from router.kvcache.block_holders import BlockHolders, single_bits
 from router.kvcache.block_keys import Keyring
 from router.kvcache.bulk import HOLDER_BYTES, KeyTable
@@ -33,10 +34,12 @@ from router.kvcache.events import (
     TargetId,
     Tier,
 )
+from router.kvcache.partial_entries import PartialEntries, split_into_units
 from router.kvcache.recent_removals import RecentRemovals
 from router.kvcache.snapshot_format import SavedTargetBlocks, restore, save
 from router.kvcache.tail_groups import TailShape, TailTable, clear_tail, find_tails
 from router.kvcache.target_blocks import TargetBlocks
+from router.kvcache.tokenized_prompt import TokenizedPrompt
 
 AS_FLAGS = bytes.maketrans(b"01", b"\0\1")
 SWEEP_BLOCKS = 128  # entries cleaned per event, besides two for each block that the event adds: about 100 us
@@ -67,7 +70,7 @@ class IndexStats(NamedTuple):
     orphans: int  # blocks waiting for an unknown parent
     bytes: int  # estimate: the target's own tables and its share of the common ones
     contiguous: bool  # no block without its predecessor: matched by bisection
-    partial: int = 0  # entries inside blocks, skipped
+    partial: int = 0  # entries inside blocks, since the target joined
 
 
 class TargetSize(NamedTuple):
@@ -107,6 +110,7 @@ class BlockIndex:
         self._by_position: list[TargetId | None] | None = None  # by the bit's position; None: rebuilt on demand
         self.hybrid: set[TargetId] = set()  # with groups that keep only tails: they re-use less than they hold
         self.odd: set[TargetId] = set()  # of those, the targets with blocks of several sizes or several full attentions
+        self.units: dict[TargetId, int] = {}  # tokens of the units, smaller than a block, in which a target re-uses
         self.all_bits = 0  # bits of all joined targets
         self._contiguous_bits = 0  # of those, the targets that can be bisected
         self._holders = BlockHolders()
@@ -141,6 +145,7 @@ class BlockIndex:
         if (blocks := self._blocks.pop(target, None)) is not None:
             del self._targets[blocks.bit]
             self.hybrid.discard(target)
+            self.units.pop(target, None)
             self._shaped = None
             self._by_position = None
             self.all_bits &= ~blocks.bit
@@ -157,6 +162,8 @@ class BlockIndex:
         blocks.block_tokens = before.block_tokens
         blocks.partial, blocks.counts_copies = before.partial, before.counts_copies
         blocks.tails.adopt_groups(before.tails)
+        if before.entries is not None:
+            blocks.entries = PartialEntries(before.entries.unit)
         self._register(target, blocks)
 
     def _allocate(self, model: str) -> TargetBlocks:
@@ -174,6 +181,7 @@ class BlockIndex:
         if blocks.tails.groups:
             self.hybrid.add(target)
             self._shaped = None
+        self._note_unit(target, blocks)
         self._by_position = None
         self.all_bits |= blocks.bit
         if blocks.contiguous:
@@ -274,8 +282,16 @@ class BlockIndex:
                 return []
         if hybrid and blocks.layout != layout:
             self._shaped = None
+        if blocks.entries is not None:
+            self._note_unit(target, blocks)
         self._note_contiguity(blocks)
         return entered
+
+    def _note_unit(self, target: TargetId, blocks: TargetBlocks) -> None:
+        if (unit := blocks.unit) is not None:
+            self.units[target] = unit
+        else:
+            self.units.pop(target, None)
 
     def _note_contiguity(self, blocks: TargetBlocks) -> None:
         if blocks.runs is None and self._contiguous_bits & blocks.bit:
@@ -326,7 +342,22 @@ class BlockIndex:
         """
         self._blocks[target].recall_tails(hashes)
 
+    def awaits_names(self, target: TargetId) -> bool:
+        """Return whether `target` has entries inside blocks whose places in chains are unknown."""
+        blocks = self._blocks.get(target)
+        return blocks is not None and any(blocks.unnamed_entries())
+
+    def name_entries(self, target: TargetId, units: Mapping[EngineHash, Key]) -> bool:
+        """Set the keys of entries inside blocks of `target` (joined: KeyError otherwise), given the hashes that its
+        engine computes of a prompt's units. Return whether there were any.
+        """
+        return self._blocks[target].name_entries(cast("Mapping[Label, Key]", units))
+
     # requests
+
+    def split_into_units(self, prompt: TokenizedPrompt, block_tokens: int, unit: int) -> list[Key]:
+        """Return the keys of all whole units of `prompt` (with `origin`), as `count_reused_units` needs them."""
+        return split_into_units(self._keyring, prompt, block_tokens, unit)
 
     def match(self, keys: Sequence[Key], targets: Collection[TargetId]) -> dict[TargetId, HeldBlocks]:
         """Return how far each of `targets` holds the chain `keys` from its start; targets without any are
@@ -407,6 +438,12 @@ class BlockIndex:
         KeyError otherwise), its engine re-uses: less than all only where `target` is in `hybrid`, or `drafts`.
         """
         return self._blocks[target].count_reusable(keys, blocks, drafts=drafts)
+
+    def count_reused_units(self, target: TargetId, units: Sequence[Key], blocks: int, *, drafts: bool = False) -> int:
+        """Return how many of the units of a prompt, of whose blocks `target` (in `self.units`) holds `blocks` on its
+        GPU, its engine re-uses. `units`: the keys of those that can be re-used. `drafts`: the last is computed again.
+        """
+        return self._blocks[target].count_reused_units(units, blocks, drafts=drafts)
 
     def find_end(self, target: TargetId, blocks: int) -> int:
         """Return at which of the leading blocks of a prompt of `blocks` whole blocks the engine of `target` (joined:

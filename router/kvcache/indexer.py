@@ -389,12 +389,16 @@ class KvIndexer:
             if self.observer is not None:
                 self.observer.on_pooled(state.model, event)
         else:
+            unit = self._index.units.get(target)
             self._speculative.confirm(target, self._index.apply(target, event))
+            if self._index.units.get(target) != unit:  # what was not found for blocks may be found for units
+                unit = self._index.units.get(target)
+                state.chain, state.unknown_hashing = None, False
             if isinstance(event, BlocksStored) and event.tier is Tier.GPU:
                 state.stored_blocks += len(event.hashes)
                 if event.parent is None:
-                    if target in self.missed.late:
-                        self.missed.observe(state, event)
+                    if unit is not None or target in self.missed.late:
+                        self.missed.observe(state, event, unit)
                     if self.observer is not None:
                         self.observer.on_stored(state.model, event)
         return 1 + len(event.hashes)

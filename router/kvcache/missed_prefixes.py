@@ -16,6 +16,9 @@ replace the missed events:
 The index stores these blocks under the engine's own hashes, so blocks announced after them find their parent, and
 their removal is applied like any other.
 
+In the same way `recall` learns to which prompts the entries inside blocks belong that an engine announced
+(`partial_entries.py`), whether its stream was joined late or not.
+
 This requires the engine's way to hash. vLLM's defaults (since 0.29) and the usual seeds are tried, the next one on
 each prompt that may have waiting blocks, until one gives a hash that the engine announced; 60 equal bits are a
 proof. A first block is a proof, too. If an engine's hashes cannot be computed (xxhash without a seed), its cache is
@@ -69,6 +72,11 @@ class MissedPrefixes:
         self._trials: Counter[str] = Counter()  # by model: the candidate to try next
         self.late: set[TargetId] = set()
 
+    @property
+    def needed(self) -> bool:
+        """Whether `recall` may learn anything from a prompt."""
+        return bool(self.late or self._index.units)
+
     def update(self, target: TargetId, state: TargetCacheState) -> None:
         """Note whether the stream was joined late, after any change of `state`."""
         if state.sequencer is not None and state.sequencer.joined_late:
@@ -83,46 +91,62 @@ class MissedPrefixes:
         """Forget a target that has left."""
         self.late.discard(target)
 
-    def observe(self, state: TargetCacheState, event: BlocksStored) -> None:
-        """Learn a late target's way to hash from blocks that it stored from token 0 on."""
+    def observe(self, state: TargetCacheState, event: BlocksStored, unit: int | None) -> None:
+        """Learn a target's way to hash from blocks that it stored from token 0 on; `unit` as in `BlockIndex.units`."""
         if not is_comparable(event) or state.unknown_hashing:
             return
-        if state.chain is None or not fits(state.chain, event):
-            self._prove(state, next((chain for chain in self._candidates if fits(chain, event)), None))
+        if state.chain is None or not fits(state.chain, event, unit):
+            self._prove(state, next((chain for chain in self._candidates if fits(chain, event, unit)), None))
             state.unknown_hashing = state.chain is None
 
     def recall(self, prompt: TokenizedPrompt) -> Iterator[None]:
-        """Add to the index the blocks of `prompt` that waiting blocks prove cached. Each step hashes a slice."""
+        """Add to the index the blocks of `prompt` that waiting blocks prove cached, and the places of entries inside
+        blocks. Each step hashes a slice.
+        """
         origin, tried = prompt.origin, False
         if origin is None or (origin.adapter is not None and not origin.adapter[1]):
             return  # an adapter's path is hashed too, and this one is unknown
-        positions: dict[tuple[EngineChain, int], dict[EngineHash, int]] = {}  # of the prompt's blocks
-        for target in sorted(self.late):
+        hashed: dict[tuple[EngineChain, int, int], dict[EngineHash, Key]] = {}  # the prompt's units
+        for target in sorted(self.late | self._index.units.keys()):
             state, size = self._states.get(target), self._index.block_tokens(target)
-            if state is None or state.model != origin.model or size is None or not state.keyless_blocks:
+            if state is None or state.model != origin.model or size is None or size not in prompt.keys:
                 continue
-            if state.unknown_hashing or not (keys := prompt.keys.get(size, ())):
+            if state.unknown_hashing or not (state.keyless_blocks or self._index.awaits_names(target)):
                 continue
+            unit = self._index.units.get(target, size)
             chain = state.chain
-            if chain is None:
+            if untried := chain is None:
                 chain, tried = self._candidates[self._trials[state.model] % len(self._candidates)], True
-                keys = keys[: max(1, TRIAL_TOKENS // size)]
-            if (at := positions.get((chain, size))) is None:
-                yield from self._digests.hash_in_slices(chain, keys, prompt.ids, size, origin.adapter, origin.salt)
-                hashes = _labels(self._hash(chain, prompt, keys, size))
-                at = positions[chain, size] = {hash_: n for n, hash_ in enumerate(hashes, 1)}
-            known = max(map(at.__getitem__, self._index.find_parents(target, at.keys())), default=0)
-            if known and target in self.late:
+            if (units := hashed.get((chain, size, unit))) is None:
+                keys = prompt.keys[size] if unit == size else self._index.split_into_units(prompt, size, unit)
+                keys = keys[: max(1, TRIAL_TOKENS // unit)] if untried else keys
+                yield from self._digests.hash_in_slices(chain, keys, prompt.ids, unit, origin.adapter, origin.salt)
+                hashes = _labels(self._hash(chain, prompt, keys, unit))
+                units = hashed[chain, size, unit] = dict(zip(hashes, keys, strict=True))
+            if self._states.get(target) is state and self._learn(target, units, size // unit):
                 self._prove(state, chain)
-                self._add(target, list(at)[:known], keys[:known])
                 tried = False
         if tried:
             self._trials[origin.model] += 1
+
+    def _learn(self, target: TargetId, units: Mapping[EngineHash, Key], size: int) -> bool:
+        """Add what the hashes of a prompt's units, in order and `size` to a block, prove of a target's cache. Return
+        whether they prove anything.
+        """
+        named = self._index.name_entries(target, units)
+        blocks = list(units.items())[size - 1 :: size]
+        parents = self._index.find_parents(target, units.keys()) if target in self.late else ()
+        known = max((n for n, (hash_, _) in enumerate(blocks, 1) if hash_ in parents), default=0)
+        if known:
+            self._add(target, [hash_ for hash_, _ in blocks[:known]], [key for _, key in blocks[:known]])
+        return bool(named or known)
 
     def send(self, target: TargetId, prompt: TokenizedPrompt) -> LatePrompt | None:
         """Return the facts for `on_answer` about a prompt sent to `target`; None if no blocks can be missed."""
         if target not in self.late or prompt.origin is None or (removals := self._index.removals(target)) is None:
             return None
+        if target in self._index.units:
+            return None  # its blocks are hashed in units: `recall` alone finds them
         return LatePrompt(target, prompt, removals, removals.count)
 
     def on_answer(self, late: LatePrompt, delivered_tokens: int) -> None:

@@ -50,7 +50,7 @@ HOLDS_NOTHING = OverlapEstimate(NO_OVERLAP, 0, None, 0)
 
 class _CachedEstimate(NamedTuple):
     held: HeldBlocks
-    reused: int
+    reused: tuple[int, int]  # blocks, and tokens of the next one
     estimate: OverlapEstimate
 
 
@@ -99,13 +99,13 @@ class OverlapEstimator:
             if size not in prompt.keys:  # this block size appeared while the prompt was being tokenised
                 continue
             targets = [target for target, its_size in block_tokens.items() if its_size == size]
-            self._add_estimates(estimates, usable(prompt, size), size, targets, distrusted, drafting, now)
+            self._add_estimates(estimates, prompt, size, targets, distrusted, drafting, now)
         return estimates
 
     def _add_estimates(
         self,
         estimates: dict[TargetId, OverlapEstimate],
-        keys: Sequence[Key],
+        prompt: TokenizedPrompt,
         size: int,
         targets: Sequence[TargetId],
         distrusted: Collection[TargetId],
@@ -116,30 +116,40 @@ class OverlapEstimator:
         if now - self._cache_since > CACHE_TTL_S:
             self._cache.clear()
             self._cache_since = now
+        keys = usable(prompt, size)
         matches, less = self._index.match_reused(keys, targets)
         cache, hybrid = self._cache, self._index.hybrid
         tails = self._speculative.tails_anywhere(keys, now) if hybrid else []
         expecting: dict[int, Collection[TargetId]] = {}  # by depth: the targets that will get the next block
+        units: dict[int, Sequence[Key]] = {}  # of the prompt, by their size
         for target in targets:
             held = matches.get(target, NOTHING)
             if (expected := expecting.get(held.gpu)) is None:
                 expected = self._speculative.targets_expecting(keys[held.gpu], now) if held.gpu < len(keys) else ()
                 expecting[held.gpu] = expected
             reused = less.get(target, held.gpu)
-            if target in drafting:
+            inside = 0
+            if (unit := self._index.units.get(target)) is not None and prompt.origin is not None:
+                if unit not in units:
+                    units[unit] = usable_units(self._index.split_into_units(prompt, size, unit), prompt, unit)
+                found = self._index.count_reused_units(target, units[unit], held.gpu, drafts=target in drafting)
+                reused, inside = divmod(found * unit, size)
+            elif target in drafting:
                 reused = self._index.count_reusable(target, keys, held.gpu, drafts=True)
             later: Sequence[int] = ()
             if tails and (target in less or target in expected):
                 later = [blocks for blocks in self._speculative.tails_at(target, keys, tails) if blocks > reused]
             trusted, cached = target not in distrusted, cache.get(target)
             uncached = later or not trusted or target in expected
-            same = cached is not None and cached.held == held and cached.reused == reused
+            same = cached is not None and cached.held == held and cached.reused == (reused, inside)
             if cached is not None and same and cached.estimate.block_tokens == size and not uncached:
                 estimates[target] = cached.estimate
                 continue
-            estimate = estimates[target] = self._estimate_one(target, keys, size, held, reused, later, trusted, now)
+            estimate = estimates[target] = self._estimate_one(
+                target, keys, size, held, reused, inside, later, trusted, now
+            )
             if not uncached and self._is_certain(target):
-                cache[target] = _CachedEstimate(held, reused, estimate)
+                cache[target] = _CachedEstimate(held, (reused, inside), estimate)
 
     def _trusted_sequencer(self, target: TargetId) -> EventSequencer | None:
         state = self._states.get(target)
@@ -166,17 +176,20 @@ class OverlapEstimator:
         size: int,
         held: HeldBlocks,
         on_gpu: int,
+        inside: int,
         tails: Sequence[int],
         trusted: bool,
         now: float,
     ) -> OverlapEstimate:
-        """Return the estimate for one target. `on_gpu`: the blocks on its GPU that its engine re-uses; `tails`: larger
-        numbers of leading blocks that it will soon re-use, in order.
+        """Return the estimate for one target. `on_gpu`: the blocks on its GPU that its engine re-uses, and `inside` the
+        tokens of the block after them; `tails`: larger numbers of leading blocks that it will soon re-use, in order.
         """
         state = self._states.get(target)
         sequencer = state.sequencer if state is not None else None
         reused = held if on_gpu == held.gpu else self._leave_out(target, held, on_gpu)
-        indexed = None if sequencer is None else reused.disk * size
+        gpu = on_gpu * size + inside
+        cpu, disk = max(gpu, reused.cpu * size), max(gpu, reused.disk * size)
+        indexed = None if sequencer is None else disk
         received_s = None if sequencer is None else sequencer.last_heard_s
         # to the millisecond, as logged views have it; a third of the cost of `round`
         age_s = None if received_s is None else ((now - received_s) * 1e3 + 0.5) // 1 / 1e3
@@ -194,15 +207,16 @@ class OverlapEstimator:
             overlap = Overlap(tiers[0], tiers[1], tiers[2], expected * size, "approximate", age_s)
             return OverlapEstimate(overlap, indexed, size, likely)
         expected = self._speculative.leading_blocks(target, keys, held.gpu, now)
-        if not expected and not held.disk and not state.certain:
+        if not expected and not held.disk and not inside and not state.certain:
             return OverlapEstimate(None, indexed, size, 0)
         # A prompt for which a hybrid model re-uses less than it holds makes its engine keep what the next one needs. So
         # `expected` counts what is held: prompts with a common beginning meet there.
-        recomputed = held.gpu - reused.gpu
+        soon = max(expected * size, gpu)
+        recomputed = max(0, held.gpu * size - gpu)
         if target in self._index.hybrid:
-            recomputed = expected - max([on_gpu, *(blocks for blocks in tails if blocks <= expected)])
-        overlap = Overlap(reused.gpu * size, reused.cpu * size, reused.disk * size, expected * size, "events", age_s)
-        return OverlapEstimate(overlap, indexed, size, held.gpu, recomputed * size)
+            recomputed = soon - max([gpu, *(blocks * size for blocks in tails if blocks <= expected)])
+        overlap = Overlap(gpu, cpu, disk, soon, "events", age_s)
+        return OverlapEstimate(overlap, indexed, size, held.gpu, recomputed)
 
 
 class OverlapGroup(NamedTuple):
@@ -251,6 +265,11 @@ def group_overlaps(
     parts.sort(key=lambda part: part[1].bit_count())
     rest, _ = parts.pop()
     return OverlapGroups([OverlapGroup(overlap, index.targets_of(bits)) for overlap, bits in parts], rest, uncertain)
+
+
+def usable_units(units: Sequence[Key], prompt: TokenizedPrompt, unit: int) -> Sequence[Key]:
+    """Return the keys of the units, of `unit` tokens, that can be hit: see `usable`."""
+    return units[:-1] if prompt.complete and len(prompt.ids) == len(units) * unit else units
 
 
 def usable(prompt: TokenizedPrompt, size: int) -> Sequence[Key]:

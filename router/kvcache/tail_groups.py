@@ -84,6 +84,10 @@ class TailKind:
                 clear_tail(self._table, key, self._bit)
         self.groups += 1
 
+    def holds(self, key: Key) -> bool:
+        """Return whether all groups hold `key`."""
+        return bool(self._table.get(key, 0) & self._bit)
+
     def retire(self) -> tuple[TailTable, dict[Key, int]]:
         """Return the table, and a dictionary with all keys for which the target's bit may be set."""
         return self._table, self._counts

@@ -11,10 +11,9 @@ Two paths lead to the same state. The fast one applies an event as engines mostl
 after a known block, all at once (`bulk.py`). The slow one applies any event. Hashes are kept with 60 bits: the
 chance that two of a million blocks of one target look alike is 1 in 2 million.
 
-A *partial entry* (`protocol.md` 2.7) names the end of a prompt inside a block: one hash, with fewer tokens than a
-block of its group has. It takes no block of its own and is skipped; so an event of a single entry never lowers
-the size of a group's blocks. The first event of a group may be a partial entry, which counts as a block until a
-larger one shows the size.
+A *partial entry* (`partial_entries.py`) names the end of a prompt inside a block: one hash, with fewer tokens than a
+block of its group has. It takes no block of its own; so an event of a single entry never lowers the size of a group's
+blocks. The first event of a group may be a partial entry, which counts as a block until a larger one shows the size.
 
 A *full report* (`kv_cache_report_mode`) announces held blocks again and looks like copies of them. A GPU has room
 for every copy, so if blocks and copies exceed its size, some are not copies; from then on no copies are counted,
@@ -25,7 +24,7 @@ process: see `fits`.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Iterable, Iterator, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from sys import getsizeof
 from typing import Any, NamedTuple, cast
 
@@ -36,8 +35,9 @@ from router.kvcache.bulk import SHORT, KeyTable
 from router.kvcache.contiguity import ContiguousRuns
 from router.kvcache.events import BlocksRemoved, BlocksStored, EngineHash, Key, TailsStored, Tier
 from router.kvcache.orphans import Orphans
+from router.kvcache.partial_entries import PartialEntries
 from router.kvcache.recent_removals import RecentRemovals
-from router.kvcache.tail_groups import Tails, TailShape, TailTable
+from router.kvcache.tail_groups import TailGroup, Tails, TailShape, TailTable
 
 TAIL_BYTES = 200  # a block of a tail: in a dict and in a set
 DUPLICATE_BYTES = 80  # the key of an entry of `duplicates`
@@ -57,7 +57,7 @@ class TargetBlocks:
 
     __slots__ = (
         *("_holders", "_keyring", "_orphans"),
-        *("bit", "block_tokens", "blocks", "counts_copies", "duplicates", "groups", "model", "partial"),
+        *("bit", "block_tokens", "blocks", "counts_copies", "duplicates", "entries", "groups", "model", "partial"),
         *("incomplete", "removals", "runs", "tails", "uncounted"),
     )
 
@@ -76,10 +76,11 @@ class TargetBlocks:
         self.blocks = [0, 0, 0]  # distinct keys by tier
         self.groups: dict[int, BlockGroup] = {}
         self.tails = Tails(tails, bit)
+        self.entries: PartialEntries | None = None  # None: no entry inside a block yet
         self.incomplete: set[Key] = set()  # on the GPU, held by some and not by all groups of full attention
         self.runs: ContiguousRuns | None = ContiguousRuns()  # None: maybe holes, or more than one copy of a block
         self.duplicates: dict[tuple[Tier, Key], int] = {}  # additional hashes, of other groups, of a held key
-        self.partial = 0  # entries skipped
+        self.partial = 0  # entries inside blocks
         self.uncounted = 0  # blocks that were announced for the GPU but took no room on it
         self.counts_copies = True  # False: the engine announces blocks that it announced before
         self.removals: RecentRemovals | None = None  # None: not recorded
@@ -108,6 +109,8 @@ class TargetBlocks:
             group = self.groups[number] = BlockGroup()
             if len(self.groups) > 1:
                 self.runs = None
+            if self.entries is not None:
+                self.entries.group(number)  # all groups must have an entry
         return group
 
     # tails
@@ -115,6 +118,8 @@ class TargetBlocks:
     def store_tails(self, event: TailsStored) -> None:
         """Add blocks of a group that keeps only tails."""
         tail = self.tails.group(event.group, TailShape(event.block_tokens, event.need, event.leading))
+        if event.block_tokens < tail.kind.shape.block_tokens and len(event.hashes) == 1 and not event.leading:
+            self.find_entries(event.block_tokens)
         labels = [hash_ & SHORT for hash_ in event.hashes]
         # A report of a hit names every block of it in every group, also those that the group does not hold.
         reported = event.from_start and len(labels) > event.need and all(map(self._key_of, labels))
@@ -122,9 +127,9 @@ class TargetBlocks:
             tail.store(labels, self._key_of)
 
     @property
-    def layout(self) -> tuple[int | None, int, int]:
+    def layout(self) -> tuple[int | None, int, int, bool]:
         """A value that differs after every change that may change `equal_shapes`, and is cheaper."""
-        return self.block_tokens, len(self.groups), len(self.tails.kinds)
+        return self.block_tokens, len(self.groups), len(self.tails.kinds), self.entries is None
 
     @property
     def equal_shapes(self) -> tuple[TailShape, ...] | None:
@@ -135,6 +140,7 @@ class TargetBlocks:
         if (
             not self.tails.kinds
             or len(self.groups) > 1
+            or self.entries is not None
             or any(shape.block_tokens != size for shape in self.tails.kinds)
         ):
             return None
@@ -153,8 +159,62 @@ class TargetBlocks:
         return self.tails.count_reusable(keys, blocks, self.block_tokens, drafts=drafts)
 
     def find_end(self, blocks: int) -> int:
-        """Return the last place in `blocks` leading blocks at which a prompt leaves tails."""
+        """Return the last place in `blocks` leading blocks at which a prompt leaves tails; 0: inside a block."""
+        if self.unit is not None:
+            return 0
         return blocks if self.block_tokens is None else blocks - blocks % self.tails.find_alignment(self.block_tokens)
+
+    # entries inside blocks
+
+    @property
+    def unit(self) -> int | None:
+        """The tokens of a unit smaller than a block, in which the engine re-uses prompts; None: it re-uses blocks."""
+        if self.entries is None or self.block_tokens is None or self.block_tokens <= self.entries.unit:
+            return None
+        return self.entries.unit
+
+    def find_entries(self, unit: int) -> PartialEntries:
+        """Return the entries inside blocks, which end with units of `unit` tokens."""
+        if self.entries is None or self.entries.unit != unit:
+            self.entries = PartialEntries(unit)
+            for number in self.groups:  # all must have an entry
+                self.entries.group(number)
+        return self.entries
+
+    def _store_entries(self, group: int, unit: int, labels: Sequence[Label]) -> None:
+        self.partial += len(labels)
+        self.uncounted += len(labels)
+        self.find_entries(unit).group(group).store(labels, _unknown)
+
+    def unnamed_entries(self) -> Iterator[TailGroup]:
+        """Yield the groups with entries, and with states inside blocks, whose places in chains are unknown."""
+        if self.entries is not None:
+            for group in (*self.tails.groups.values(), *(entries for _, entries in self.entries)):
+                if group.unnamed:
+                    yield group
+
+    def name_entries(self, units: Mapping[Label, Key]) -> bool:
+        """Set the keys of entries and states, given the engine's hashes of a prompt's units. Return whether there were
+        any.
+        """
+        found = [(group, label) for group in self.unnamed_entries() for label in group.unnamed & units.keys()]
+        for group, label in found:
+            group.name(label, units[label])
+        return bool(found)
+
+    def count_reused_units(self, units: Sequence[Key], blocks: int, *, drafts: bool) -> int:
+        """Return how many of the leading units of a prompt, of which `blocks` whole blocks are held on the GPU, the
+        engine re-uses. `units`: the keys of all that can be re-used. `drafts`: the last one is computed again.
+        """
+        assert self.entries is not None
+        assert self.block_tokens is not None
+        size = self.block_tokens // self.entries.unit
+        if self.incomplete:
+            blocks = next((n for n in range(blocks) if units[(n + 1) * size - 1] in self.incomplete), blocks)
+        end = self.entries.find_last(units, blocks * size, (blocks + 1) * size)
+        if drafts and end:
+            end -= 1
+        return self.tails.count_reusable(units, end, self.entries.unit, drafts=drafts)
 
     def _key_of(self, label: Label) -> Key | None:
         return next((key for group in self.groups.values() if (key := group.key(label)) is not None), None)
@@ -180,9 +240,10 @@ class TargetBlocks:
         tier = event.tier
         group = self.group(event.group)
         if group.block_tokens != event.block_tokens and tier is Tier.GPU:
+            if group.block_tokens is not None and event.block_tokens > group.block_tokens:
+                self._turn_into_entries(group, event)
             if not _resize(group, event):
-                self.partial += 1
-                self.uncounted += 1
+                self._store_entries(event.group, event.block_tokens, [hash_ & SHORT for hash_ in event.hashes])
                 return []
             if len(self.groups) > 1:  # no block is held by this group yet
                 self.incomplete.update(self.gpu_keys())
@@ -201,6 +262,17 @@ class TargetBlocks:
         shortened = [EngineHash(hash_ & SHORT) for hash_ in event.hashes]
         parent = None if event.parent is None else EngineHash(event.parent & SHORT)
         return self._store_any(group, event._replace(hashes=shortened, parent=parent))
+
+    def _turn_into_entries(self, group: BlockGroup, event: BlocksStored) -> None:
+        """Turn the blocks of `group` into entries inside blocks, because an event shows that its blocks are larger."""
+        unit, copies = group.block_tokens, group.extra_copies[Tier.GPU]
+        if unit is None or event.block_tokens % unit:
+            return
+        keyed, _, unnamed = group.keys[Tier.GPU].save()
+        labels = array("Q", keyed + unnamed).tolist()
+        held = [label for label in labels for _ in range(1 + copies.get(label, 0))]
+        self.remove(BlocksRemoved(cast("list[EngineHash]", held), Tier.GPU, event.group))
+        self._store_entries(event.group, unit, held)
 
     def _set_block_tokens(self, event: BlocksStored) -> None:
         """Note the size of the target's blocks, unless the event may be a partial entry of another size."""
@@ -410,6 +482,8 @@ class TargetBlocks:
             return
         tier, table, more = event.tier, group.keys[event.tier], group.extra_copies[event.tier]
         hashes = cast("list[Label]", event.hashes)
+        if self.entries is not None and tier is Tier.GPU:
+            self.entries.group(event.group).remove([hash_ & SHORT for hash_ in hashes])
         if tier is Tier.GPU:
             if self.removals is not None:
                 self.removals.add(hashes)
@@ -470,11 +544,16 @@ class TargetBlocks:
 
     def memory_bytes(self) -> int:
         """Estimate the memory of the target's own tables, in O(groups)."""
-        own = self._orphans.memory_bytes() + TAIL_BYTES * sum(map(len, self.tails.groups.values()))
+        tails = sum(map(len, self.tails.groups.values())) + sum(len(entries) for _, entries in self.entries or ())
+        own = self._orphans.memory_bytes() + TAIL_BYTES * tails
         own += getsizeof(self.incomplete) + getsizeof(self.duplicates) + DUPLICATE_BYTES * len(self.duplicates)
         for group in self.groups.values():
             own += sum(map(getsizeof, group.keys)) + sum(map(getsizeof, group.extra_copies))
         return own + (self.runs.memory_bytes(self.blocks[Tier.GPU]) if self.runs is not None else 0)
+
+
+def _unknown(_label: Label) -> Key | None:
+    return None
 
 
 def _resize(group: BlockGroup, event: BlocksStored) -> bool:

@@ -125,7 +125,7 @@ async def _find_tokens(request: Request, services: Services) -> TokenizedPrompt 
     known = await services.tokenization.tokenize(
         prompt, served.base, served.adapter, sizes, instances, context_tokens=longest, client=request.call.sender
     )
-    if isinstance(known, TokenizedPrompt) and (missed := scheduler.indexer.missed).late:
+    if isinstance(known, TokenizedPrompt) and (missed := scheduler.indexer.missed).needed:
         known = known._replace(origin=scheduler.hash_inputs(prompt.salt, served))
         for _ in missed.recall(known):
             await asyncio.sleep(0)

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from router.backends.vllm.kv_event import EventReader
+from router.clock import ManualClock
 from router.kvcache.block_keys import Keyring
-from router.kvcache.events import BlocksCleared, BlocksRemoved, BlocksStored, EngineHash, Event, EventBatch, Tier
-from router.kvcache.tokenized_prompt import TokenizedPrompt
+from router.kvcache.events import (
+    BlocksCleared,
+    BlocksRemoved,
+    BlocksStored,
+    EngineHash,
+    Event,
+    EventBatch,
+    TargetId,
+    Tier,
+)
+from router.kvcache.index import BlockIndex
+from router.kvcache.indexer import KvIndexer
+from router.kvcache.speculative import ApproximateBlocks, SpeculativeBlocks
+from router.kvcache.tokenized_prompt import HashInputs, TokenizedPrompt
 
 RING = Keyring(1)
 
@@ -31,6 +44,24 @@ def read_batch(events: Iterable[Any], seq: int = 0) -> EventBatch:
     for event in events:
         reader.read(event)
     return batch
+
+
+def promise_each(requests: Iterable[Mapping[str, Any]], block_tokens: int) -> list[int]:
+    """Return how many tokens of each request an engine is expected to re-use. `requests`: token ids as `ids`, and as
+    `events` those that each caused, as they are on the wire.
+    """
+    target = TargetId("a/0")
+    parts = BlockIndex(RING), SpeculativeBlocks(5.0), ApproximateBlocks(10_000, 600.0)
+    indexer, promised = KvIndexer(*parts, ManualClock(1.0)), []
+    indexer.join(target, "m", stream=True, replayable=False)
+    for number, request in enumerate(requests):
+        prompt = prompt_of(request["ids"], block_tokens)._replace(origin=HashInputs("m", None, None, None))
+        for _ in indexer.missed.recall(prompt):
+            pass
+        estimate = indexer.estimate_overlaps(prompt, {target: block_tokens}, frozenset())[target]
+        promised.append(0 if estimate.overlap is None else estimate.overlap.gpu_tokens)
+        indexer.on_batch(target, read_batch(request["events"], number))
+    return promised
 
 
 class Cache:

@@ -1,8 +1,9 @@
-"""`reference_cache.py GROUPS SEED REQUESTS [eagle]` plays requests to the installed vLLM's KV cache manager, no model.
+"""`reference_cache.py GROUPS SEED REQUESTS UNIT [eagle]` plays requests to the installed vLLM's KV cache manager.
 
-Run with the Python of the stack's environment: this project is not in it. GROUPS is JSON, a list of
-`[kind, block_tokens, window]`; `eagle`: as with drafts of EAGLE or MTP. For each request one line of JSON goes to
-standard output: the prompt's token ids, how many of them were cached, and the events that the request caused.
+Run with the Python of the stack's environment: this project is not in it, and no model is loaded. GROUPS is JSON, a
+list of `[kind, block_tokens, window]`; UNIT as `--prefix-match-unit`, 0 for none; `eagle`: as with drafts of EAGLE or
+MTP. For each request one line of JSON goes to standard output: the prompt's token ids, how many of them were cached,
+and the events that the request caused.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import random
 import sys
 from collections.abc import Iterator, Sequence
-from math import lcm
+from math import gcd, lcm
 from typing import Any
 
 CACHE_BLOCKS = 400
@@ -20,8 +21,10 @@ SYSTEMS, SESSIONS = 3, 12
 MAX_TOKENS = 16_384
 
 
-def make_manager(groups: Sequence[Sequence[Any]], *, eagle: bool) -> tuple[Any, Any, int]:
-    """Return a cache manager with these groups, the function that hashes its requests, and the alignment of hits."""
+def make_manager(groups: Sequence[Sequence[Any]], unit: int, *, eagle: bool) -> tuple[Any, Any, tuple[int, int]]:
+    """Return a cache manager with these groups, the function that hashes its requests, and the sizes at whose multiples
+    a step may end.
+    """
     import torch
     from vllm.utils.hashing import sha256_cbor
     from vllm.v1.core.kv_cache_manager import KVCacheManager
@@ -48,18 +51,19 @@ def make_manager(groups: Sequence[Sequence[Any]], *, eagle: bool) -> tuple[Any, 
     sizes = [block_tokens for _, block_tokens, _ in groups]
     layers = [KVCacheGroupSpec([f"layer {number}"], spec) for number, spec in enumerate(specs)]
     config = KVCacheConfig(CACHE_BLOCKS, [], layers, prefix_cache_retention_interval=0)
+    hashed = unit or gcd(*sizes)
     manager = KVCacheManager(
         config,
         max_model_len=MAX_TOKENS,
         scheduler_block_size=lcm(*sizes),
-        hash_block_size=min(sizes),
+        hash_block_size=hashed,
         enable_kv_cache_events=True,
         use_eagle=eagle,
     )
-    return manager, get_request_block_hasher(min(sizes), sha256_cbor), lcm(*sizes)
+    return manager, get_request_block_hasher(hashed, sha256_cbor), (lcm(*sizes), unit or lcm(*sizes))
 
 
-def play(manager: Any, hasher: Any, alignment: int, number: int, ids: list[int], answer: Sequence[int]) -> int:
+def play(manager: Any, hasher: Any, sizes: tuple[int, int], number: int, ids: list[int], answer: Sequence[int]) -> int:
     """Run one request from its first step to its end. Return the number of cached tokens."""
     from vllm import SamplingParams
     from vllm.v1.request import Request
@@ -69,7 +73,11 @@ def play(manager: Any, hasher: Any, alignment: int, number: int, ids: list[int],
     blocks, cached, junction = manager.get_computed_blocks(request)
     request.shared_prefix_boundary = junction
     # As the scheduler does for states: a step ends where one is to be kept.
-    ends = {len(ids), (len(ids) - 1) // alignment * alignment, junction}
+    block_tokens, unit = sizes
+    kept = {(len(ids) - 1) // size * size for size in sizes}
+    begun = -(-cached // block_tokens) * block_tokens  # a step that begins inside a block ends with it
+    parted = cached + (junction - cached) // block_tokens * block_tokens if unit < block_tokens else junction
+    ends = {len(ids), *kept, parted, begun} if begun < len(ids) else {len(ids), *kept, parted}
     done, first = cached, True
     for end in sorted(end for end in ends if end > cached):
         hit = (cached, blocks) if first else (0, None)
@@ -77,15 +85,23 @@ def play(manager: Any, hasher: Any, alignment: int, number: int, ids: list[int],
             manager.new_step_starts()
             request.num_computed_tokens = done
         assert manager.allocate_slots(request, end - done, *hit) is not None, "the cache is too small for a prompt"
+        copy_states(manager)
         done, first = end, False
     for token in answer:
         request.num_computed_tokens = done
         manager.new_step_starts()
         request.append_output_token_ids(token)
         assert manager.allocate_slots(request, 1) is not None
+        copy_states(manager)
         done += 1
     manager.free(request)
     return int(cached)
+
+
+def copy_states(manager: Any) -> None:
+    """Give up the states that were copied in a step because requests go on from inside a block."""
+    _, copied = manager.take_kv_cache_block_copies()
+    manager.block_pool.free_blocks(copied)
 
 
 def prompts(seed: int, count: int) -> Iterator[tuple[list[int], list[int]]]:
@@ -126,13 +142,13 @@ def number_of(hash_: Any) -> int:
 
 
 def main() -> None:
-    groups, seed, count = json.loads(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    groups, (seed, count, unit) = json.loads(sys.argv[1]), map(int, sys.argv[2:5])
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # vLLM logs to standard output
     sys.path.pop(0)  # this folder's modules are none of vLLM's
-    manager, hasher, alignment = make_manager(groups, eagle="eagle" in sys.argv[4:])
+    manager, hasher, sizes = make_manager(groups, unit, eagle="eagle" in sys.argv[5:])
     for number, (ids, answer) in enumerate(prompts(seed, count)):
-        cached = play(manager, hasher, alignment, number, ids, answer)
+        cached = play(manager, hasher, sizes, number, ids, answer)
         events = [plain(event) for event in manager.take_events()]
         out.write(json.dumps({"ids": ids, "cached": cached, "events": events}) + "\n")
     out.flush()

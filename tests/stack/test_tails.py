@@ -13,7 +13,7 @@ import pytest
 from router.kvcache.events import TargetId
 from router.kvcache.index import BlockIndex
 from router.lab.local_stack.install import stack_venv
-from tests.fakes.caches import RING, read_batch
+from tests.fakes.caches import RING, promise_each, read_batch
 
 pytestmark = pytest.mark.stack
 
@@ -32,17 +32,22 @@ class Played(NamedTuple):
     cached: int
 
 
+def play_requests(groups: list[list[Any]], *options: str, unit: int = 0) -> list[dict[str, Any]]:
+    """Play chats to a cache manager with these groups."""
+    arguments = [str(SCRIPT), json.dumps(groups), *map(str, (SEED, REQUESTS, unit)), *options]
+    command = [str(stack_venv() / "bin" / "python"), *arguments]
+    environment = {"VLLM_LOGGING_LEVEL": "ERROR", "PATH": "/usr/bin:/bin"}
+    output = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
+    return [json.loads(line) for line in output.splitlines()]
+
+
 def play(groups: list[list[Any]], *options: str) -> list[Played]:
     """Play chats to a cache manager with these groups, whose events are all that the index gets."""
-    command = [str(stack_venv() / "bin" / "python"), str(SCRIPT), json.dumps(groups), str(SEED), str(REQUESTS)]
-    environment = {"VLLM_LOGGING_LEVEL": "ERROR", "PATH": "/usr/bin:/bin"}
-    output = subprocess.run([*command, *options], check=True, capture_output=True, text=True, env=environment).stdout
     (block_tokens,) = {size for kind, size, _ in groups if kind == "full"}
     index = BlockIndex(RING)
     index.join(A, "m")
     played = []
-    for line in output.splitlines():
-        request = json.loads(line)
+    for request in play_requests(groups, *options):
         ids = request["ids"]
         keys = RING.chain(RING.root("m", None, None), ids, block_tokens)[: (len(ids) - 1) // block_tokens]
         found = index.match(keys, [A])
@@ -93,3 +98,27 @@ def test_promises_of_an_engine_that_drafts(groups: list[list[Any]]) -> None:
     assert all(one.promised == one.cached for one in played if one.prompt_tokens % 32)
     assert min(less) == 0, "never less"
     assert sum(one.held > one.cached > 0 for one in played) > REQUESTS / 3
+
+
+@pytest.mark.parametrize(
+    ("groups", "unit"),
+    [
+        ([["mamba", 64, None], ["full", 64, None]], 8),
+        ([["full", 64, None], ["mamba", 64, None], ["mamba", 64, None]], 16),
+        ([["full", 528, None], ["mamba", 528, None]], 16),
+        ([["mamba", 128, None], ["full", 64, None]], 8),
+        ([["mamba", 64, None], ["full", 64, None], ["sliding", 8, 100]], 8),
+    ],
+    ids=str,
+)
+def test_promises_inside_blocks(groups: list[list[Any]], unit: int) -> None:
+    """With `--prefix-match-unit` prompts are re-used up to any unit, where an earlier prompt ended."""
+    (block_tokens,) = {size for kind, size, _ in groups if kind == "full"}
+    played = play_requests(groups, unit=unit)
+    promised = promise_each(played, block_tokens)
+    wrong = [(n, promise, one["cached"]) for n, (promise, one) in enumerate(zip(promised, played, strict=True))]
+    wrong = [one for one in wrong if one[1] != one[2]]
+    inside = sum(one["cached"] % block_tokens > 0 for one in played)
+    print(f"\n{groups}, unit {unit}: {len(wrong)} of {REQUESTS} wrong {wrong[:8]}; {inside} hits end inside a block")
+    assert len(wrong) <= REQUESTS / 100, "no size is known before the first whole block"
+    assert inside > REQUESTS / 10

@@ -104,8 +104,9 @@ def test_an_entry_that_comes_before_any_block_makes_way_for_the_size_of_one(shel
     assert shelf.block_tokens == 2
     assert len(shelf.store(sized(8, 1))) == 1
     assert shelf.block_tokens == 8
+    assert (shelf.keyed_blocks, shelf.partial, shelf.unit) == (1, 1, 2)
     shelf.store(sized(2, 51, start=8))
-    assert (shelf.block_tokens, shelf.partial) == (8, 1)
+    assert (shelf.block_tokens, shelf.partial) == (8, 2)
 
 
 def test_smaller_blocks_in_a_row_are_another_size(shelf: TargetBlocks) -> None:
