@@ -50,7 +50,7 @@ HOLDS_NOTHING = OverlapEstimate(NO_OVERLAP, 0, None, 0)
 
 class _CachedEstimate(NamedTuple):
     held: HeldBlocks
-    reused: tuple[int, int]  # blocks, and tokens of the next one
+    reused: int  # tokens on its GPU
     estimate: OverlapEstimate
 
 
@@ -118,8 +118,9 @@ class OverlapEstimator:
             self._cache_since = now
         keys = usable(prompt, size)
         matches, less = self._index.match_reused(keys, targets)
-        cache, hybrid = self._cache, self._index.hybrid
-        tails = self._speculative.tails_anywhere(keys, now) if hybrid else []
+        cache = self._cache
+        tails = self._speculative.find_tails(keys, now) if self._index.hybrid else {}
+        unit_sizes = self._index.units if prompt.origin is not None else {}
         expecting: dict[int, Collection[TargetId]] = {}  # by depth: the targets that will get the next block
         units: dict[int, Sequence[Key]] = {}  # of the prompt, by their size
         for target in targets:
@@ -127,29 +128,27 @@ class OverlapEstimator:
             if (expected := expecting.get(held.gpu)) is None:
                 expected = self._speculative.targets_expecting(keys[held.gpu], now) if held.gpu < len(keys) else ()
                 expecting[held.gpu] = expected
-            reused = less.get(target, held.gpu)
-            inside = 0
-            if (unit := self._index.units.get(target)) is not None and prompt.origin is not None:
+            reused = size * less.get(target, held.gpu)
+            if unit_sizes and target in unit_sizes:
+                unit = unit_sizes[target]
                 if unit not in units:
                     units[unit] = usable_units(self._index.split_into_units(prompt, size, unit), prompt, unit)
-                found = self._index.count_reused_units(target, units[unit], held.gpu, drafts=target in drafting)
-                reused, inside = divmod(found * unit, size)
+                drafts = target in drafting
+                reused = unit * self._index.count_reused_units(target, units[unit], held.gpu, drafts=drafts)
             elif target in drafting:
-                reused = self._index.count_reusable(target, keys, held.gpu, drafts=True)
+                reused = size * self._index.count_reusable(target, keys, held.gpu, drafts=True)
             later: Sequence[int] = ()
-            if tails and (target in less or target in expected):
-                later = [blocks for blocks in self._speculative.tails_at(target, keys, tails) if blocks > reused]
+            if target in tails and (target in less or target in expected):
+                later = [blocks for blocks in tails[target] if blocks * size > reused]
             trusted, cached = target not in distrusted, cache.get(target)
             uncached = later or not trusted or target in expected
-            same = cached is not None and cached.held == held and cached.reused == (reused, inside)
+            same = cached is not None and cached.held == held and cached.reused == reused
             if cached is not None and same and cached.estimate.block_tokens == size and not uncached:
                 estimates[target] = cached.estimate
                 continue
-            estimate = estimates[target] = self._estimate_one(
-                target, keys, size, held, reused, inside, later, trusted, now
-            )
+            estimate = estimates[target] = self._estimate_one(target, keys, size, held, reused, later, trusted, now)
             if not uncached and self._is_certain(target):
-                cache[target] = _CachedEstimate(held, (reused, inside), estimate)
+                cache[target] = _CachedEstimate(held, reused, estimate)
 
     def _trusted_sequencer(self, target: TargetId) -> EventSequencer | None:
         state = self._states.get(target)
@@ -175,19 +174,18 @@ class OverlapEstimator:
         keys: Sequence[Key],
         size: int,
         held: HeldBlocks,
-        on_gpu: int,
-        inside: int,
+        gpu: int,
         tails: Sequence[int],
         trusted: bool,
         now: float,
     ) -> OverlapEstimate:
-        """Return the estimate for one target. `on_gpu`: the blocks on its GPU that its engine re-uses, and `inside` the
-        tokens of the block after them; `tails`: larger numbers of leading blocks that it will soon re-use, in order.
+        """Return the estimate for one target. `gpu`: the tokens on its GPU that its engine re-uses; `tails`: larger
+        numbers of leading blocks that it will soon re-use, in order.
         """
         state = self._states.get(target)
         sequencer = state.sequencer if state is not None else None
+        on_gpu = gpu // size
         reused = held if on_gpu == held.gpu else self._leave_out(target, held, on_gpu)
-        gpu = on_gpu * size + inside
         cpu, disk = max(gpu, reused.cpu * size), max(gpu, reused.disk * size)
         indexed = None if sequencer is None else disk
         received_s = None if sequencer is None else sequencer.last_heard_s
@@ -207,14 +205,15 @@ class OverlapEstimator:
             overlap = Overlap(tiers[0], tiers[1], tiers[2], expected * size, "approximate", age_s)
             return OverlapEstimate(overlap, indexed, size, likely)
         expected = self._speculative.leading_blocks(target, keys, held.gpu, now)
-        if not expected and not held.disk and not inside and not state.certain:
+        if not expected and not disk and not state.certain:
             return OverlapEstimate(None, indexed, size, 0)
         # A prompt for which a hybrid model re-uses less than it holds makes its engine keep what the next one needs. So
         # `expected` counts what is held: prompts with a common beginning meet there.
         soon = max(expected * size, gpu)
         recomputed = max(0, held.gpu * size - gpu)
         if target in self._index.hybrid:
-            recomputed = soon - max([gpu, *(blocks * size for blocks in tails if blocks <= expected)])
+            last = next((blocks for blocks in reversed(tails) if blocks <= expected), on_gpu)
+            recomputed = soon - max(gpu, last * size)
         overlap = Overlap(gpu, cpu, disk, soon, "events", age_s)
         return OverlapEstimate(overlap, indexed, size, held.gpu, recomputed)
 

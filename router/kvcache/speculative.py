@@ -147,19 +147,18 @@ class SpeculativeBlocks:
             blocks += 1
         return blocks
 
-    def tails_at(self, target: TargetId, keys: Sequence[Key], positions: Sequence[int]) -> list[int]:
-        """Return those of `positions`, numbers of leading blocks, at which prompts on their way to `target` will leave
-        a tail.
-        """
-        return [blocks for blocks in positions if target in self._tails.targets(keys[blocks - 1])]
-
-    def tails_anywhere(self, keys: Sequence[Key], now: float) -> list[int]:
-        """Return the numbers of leading blocks, in order, at which prompts on their way to any target will leave a
-        tail.
+    def find_tails(self, keys: Sequence[Key], now: float) -> dict[TargetId, list[int]]:
+        """Return the numbers of leading blocks, in order, at which prompts on their way to a target will leave a tail,
+        for each target with any.
         """
         self._expire(now)
-        tails = self._tails.table
-        return [blocks for blocks, key in enumerate(keys, 1) if key in tails] if tails else []
+        found: dict[TargetId, list[int]] = {}
+        if tails := self._tails.table:
+            for blocks, key in enumerate(keys, 1):
+                if key in tails:
+                    for target in self._tails.targets(key):
+                        found.setdefault(target, []).append(blocks)
+        return found
 
     def _expire(self, now: float) -> None:
         while self._due and self._due[0][0] <= now:

@@ -44,24 +44,30 @@ def find_tails(
     that re-use nothing are absent. `held`: the same of full attention, the largest number first. All targets have
     groups of these `kinds`, with blocks of one size.
     """
-    first = kinds[0][1]
-    ends = [end for end, key in enumerate(keys[: held[0][0]], 1) if key in first]
+    last = kinds[0][1]
     found: list[tuple[int, int]] = []
-    left = following = 0
-    while ends and (left or following < len(held)):
-        end = ends.pop()
+    left = end = following = 0
+    while True:
+        if not left:  # go on with those that hold fewer blocks
+            if following == len(held):
+                break
+            end = held[following][0]
         while following < len(held) and held[following][0] >= end:
             left |= held[following][1]
             following += 1
-        bits = left
-        for shape, table in kinds:
-            for key in keys[max(0, end - shape.need) : end]:
-                bits &= table.get(key, 0)
-                if not bits:
-                    break
+        if not end:
+            break
+        bits = left & last.get(keys[end - 1], 0)
         if bits:
-            found.append((end, bits))
-            left ^= bits
+            for shape, table in kinds:
+                for key in keys[max(0, end - shape.need) : end]:
+                    bits &= table.get(key, 0)
+                    if not bits:
+                        break
+            if bits:
+                found.append((end, bits))
+                left ^= bits
+        end -= 1
     return found
 
 

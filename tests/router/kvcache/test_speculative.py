@@ -60,21 +60,20 @@ def test_a_failed_request_takes_back_only_its_own() -> None:
 def test_a_prompt_on_its_way_leaves_tails_until_it_fails_or_expires() -> None:
     expected = SpeculativeBlocks(ttl_s=5.0)
 
-    def found(ids: list[Key] = PROMPT, now: float = 0.0) -> tuple[list[int], ...]:
-        anywhere = expected.tails_anywhere(ids, now)
-        return anywhere, *(expected.tails_at(target, ids, anywhere) for target in (A, B))
+    def found(ids: list[Key] = PROMPT, now: float = 0.0) -> dict[TargetId, list[int]]:
+        return expected.find_tails(ids, now)
 
     first = expected.add(A, PROMPT, now=0.0, tails=keys(2, 4))
     second = expected.add(A, (), now=0.0, tails=keys(2))
     expected.add(B, (), now=0.0, tails=keys(2))
-    assert found() == ([2, 4], [2, 4], [2])
-    assert found(keys(1, 2, 30, 40)) == ([2], [2], [2]), "another prompt with this beginning"
+    assert found() == {A: [2, 4], B: [2]}
+    assert found(keys(1, 2, 30, 40)) == {A: [2], B: [2]}, "another prompt with this beginning"
     expected.discard(first)
-    assert found() == ([2], [2], [2])
+    assert found() == {A: [2], B: [2]}
     expected.forget(B)
     expected.on_first_byte(second, now=1.0)
-    assert found(now=5.9) == ([2], [2], [])
-    assert found(now=6.0) == ([], [], [])
+    assert found(now=5.9) == {A: [2]}
+    assert found(now=6.0) == {}
     assert not expected._tails.table
 
 
