@@ -199,8 +199,10 @@ def encode_batch(
     format_event = _FORMATS[form]
     unknown = {name for name, since in SINCE.items() if version < since}
     encoded = []
-    for event in events:
+    for place, event in enumerate(events):
         tag, fields = _fields(event, adapter_ids)
+        if isinstance(event, TailsStored):
+            fields |= _step_fields(events[place:])
         encoded.append(format_event(tag, {name: fields[name] for name in fields if name not in unknown}))
     return _encode([wall_s, encoded, rank])
 
@@ -255,6 +257,20 @@ def _tail_fields(event: TailsStored) -> Fields:
         "group_idx": event.group,
         "kv_cache_spec_kind": "sliding_window" if event.leading else "mamba",
         "kv_cache_spec_sliding_window": event.need * event.block_tokens if event.leading else None,
+    }
+
+
+def _step_fields(events: Sequence[Event]) -> Fields:
+    """Return the fields of an event of tails that describe its whole step: those of full attention, announced next."""
+    tails, step = events[0], next((event for event in events if isinstance(event, BlocksStored)), None)
+    if step is None or not isinstance(tails, TailsStored):
+        return {}
+    keys = [[step.adapter]] if step.adapter is not None else [None]
+    return {
+        "parent_block_hash": step.parent,
+        "token_ids": list(step.token_ids),
+        "lora_name": step.adapter,
+        "extra_keys": keys * len(tails.hashes) if tails.hashes else None,
     }
 
 

@@ -101,7 +101,7 @@ def _cache_config(options: EngineOptions) -> Iterator[str]:
             "enable_prefix_caching": options.prefix_caching,
             "engine": rank,
             "hash_block_size": None,  # as on a real engine
-            "kv_cache_size_tokens": options.blocks * options.block_tokens,
+            "kv_cache_size_tokens": options.cache_tokens,
             "num_gpu_blocks": options.blocks,
             "prefix_caching_hash_algo": options.hash_algo,
             "sliding_window": None,

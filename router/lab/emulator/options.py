@@ -70,6 +70,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     runtime_loras: bool = False  # VLLM_ALLOW_RUNTIME_LORA_UPDATING: more can be loaded while it runs
     block_tokens: Annotated[int, msgspec.Meta(ge=1)] = 16
     blocks: Annotated[int, msgspec.Meta(ge=1)] = 4096  # per rank
+    sliding_windows: tuple[Annotated[int, msgspec.Meta(ge=1)], ...] = ()  # a hybrid model: windows of groups, in tokens
     prefill_tokens_per_s: Annotated[float, msgspec.Meta(ge=0)] = 8000.0  # 0: prompts take no time
     decode_ms_per_token: Annotated[float, msgspec.Meta(ge=0)] = 10.0
     answer_tokens: Annotated[int, msgspec.Meta(ge=1)] = 64  # length of an answer that is not cut by max_tokens
@@ -118,7 +119,12 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     @property
     def context_tokens(self) -> int:
         """Maximum length of prompt and answer together, in tokens."""
-        return self.max_model_len or min(self.blocks * self.block_tokens, 32768)
+        return self.max_model_len or min(self.cache_tokens, 32768)
+
+    @property
+    def cache_tokens(self) -> int:
+        """Tokens that the cache of a rank holds; each group of a hybrid model takes its own blocks."""
+        return self.blocks // (1 + len(self.sliding_windows)) * self.block_tokens
 
     @property
     def store_model(self) -> str:

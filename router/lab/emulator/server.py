@@ -88,6 +88,7 @@ def _engine_shape(options: EngineOptions, vocabulary: Vocabulary) -> EngineShape
     return EngineShape(
         block_tokens=options.block_tokens,
         blocks=options.blocks,
+        sliding_windows=options.sliding_windows,
         prefill_tokens_per_s=options.prefill_tokens_per_s,
         decode_ms_per_token=options.decode_ms_per_token,
         load_tokens_per_s=options.load_tokens_per_s,

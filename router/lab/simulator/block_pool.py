@@ -6,8 +6,8 @@ contents can still be hit. That queue is the whole eviction policy:
     front: never hashed, reused at once   ...   hashed, oldest release first   ...   back: released last
 
 A request's blocks are released in reverse, so its tail is evicted before its head and a shared prefix goes last.
-The same contents may be in several blocks (copies); a store is announced for each and a removal for each. Source of
-the rules: vLLM v1/core/block_pool.py.
+The same contents may be in several blocks (copies); a store is announced for each and a removal for each. All KV cache
+groups of a model take their blocks from the one pool. Source of the rules: vLLM v1/core/block_pool.py.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 from router.kvcache.events import BlocksCleared, BlocksRemoved, EngineHash, Event, Tier
+
+GroupLabel = tuple[int, EngineHash]
 
 
 class BlockPool:
@@ -27,8 +29,8 @@ class BlockPool:
         self.blocks = blocks
         self.events: list[Event] = []
         self._references = [0] * blocks
-        self._labels: list[EngineHash | None] = [None] * blocks
-        self._copies: dict[EngineHash, dict[int, None]] = {}
+        self._labels: list[GroupLabel | None] = [None] * blocks
+        self._copies: dict[GroupLabel, dict[int, None]] = {}
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(blocks))
 
     @property
@@ -41,14 +43,18 @@ class BlockPool:
         """Blocks that hold a hashed prefix, copies counted, in use or not."""
         return sum(len(copies) for copies in self._copies.values())
 
-    def find_leading(self, labels: Iterable[EngineHash]) -> list[int]:
+    def find(self, label: EngineHash, group: int = 0) -> int | None:
+        """Return a block that is cached under a label; None if there is none."""
+        copies = self._copies.get((group, label))
+        return None if copies is None else next(iter(copies))
+
+    def find_leading(self, labels: Iterable[EngineHash], group: int = 0) -> list[int]:
         """Return one block for each leading label that is cached."""
         found = []
         for label in labels:
-            copies = self._copies.get(label)
-            if copies is None:
+            if (block := self.find(label, group)) is None:
                 break
-            found.append(next(iter(copies)))
+            found.append(block)
         return found
 
     def count_free(self, blocks: Iterable[int]) -> int:
@@ -70,11 +76,11 @@ class BlockPool:
             self._evict(block)
         return taken
 
-    def label(self, blocks: Sequence[int], labels: Sequence[EngineHash]) -> None:
-        """Make these full blocks available under their labels."""
+    def label(self, blocks: Sequence[int], labels: Sequence[EngineHash], group: int = 0) -> None:
+        """Make these full blocks of a group available under their labels."""
         for block, label in zip(blocks, labels, strict=True):
-            self._labels[block] = label
-            self._copies.setdefault(label, {})[block] = None
+            self._labels[block] = group, label
+            self._copies.setdefault((group, label), {})[block] = None
 
     def release(self, blocks: Sequence[int]) -> None:
         """Remove a reference from each of a request's blocks, given in prompt order."""
@@ -108,4 +114,5 @@ class BlockPool:
         if not copies:
             del self._copies[label]
         self._labels[block] = None
-        self.events.append(BlocksRemoved(hashes=[label], tier=Tier.GPU, group=0))
+        group, hash_ = label
+        self.events.append(BlocksRemoved(hashes=[hash_], tier=Tier.GPU, group=group))

@@ -29,6 +29,7 @@ class EngineShape:
 
     block_tokens: int = 16
     blocks: int = 4096
+    sliding_windows: Sequence[int] = ()  # tokens, of each KV cache group beside full attention: a hybrid model
     prefill_tokens_per_s: float = 8000.0
     decode_ms_per_token: float = 10.0
     profile: EngineProfile | None = None  # duration of a step, instead of the two before
@@ -46,7 +47,8 @@ class EngineShape:
 
     @property
     def capacity_tokens(self) -> int:
-        return self.blocks * self.block_tokens
+        """Tokens that the cache holds; every group takes a block for each block of tokens."""
+        return self.blocks // (1 + len(self.sliding_windows)) * self.block_tokens
 
 
 class SequenceRequest(NamedTuple):

@@ -37,12 +37,14 @@ class Sequence:
         "digests",
         "external_tokens",
         "id",
+        "junction",
         "labels",
         "registered",
         "request",
         "rng",
         "tokens",
         "waits_for_peer",
+        "windows",
     )
 
     def __init__(self, id: RequestId, request: SequenceRequest, shape: EngineShape, chain: EngineChain) -> None:
@@ -52,12 +54,15 @@ class Sequence:
         self.request = request
         self.tokens = array("I", request.token_ids)
         self.blocks: list[int] = []
+        self.windows: list[list[int]] = [[] for _ in shape.sliding_windows]  # its blocks in each of those groups
+        self.junction = 0  # leading blocks that full attention held beyond those re-used; 0: none
         self.digests: list[Digest] = []  # of full blocks of `tokens`, computed on demand
         self.labels: list[EngineHash] = []  # of the same blocks
         self.computed = 0
         self.registered = 0
         self.cached_tokens: int | None = None  # None until it is first admitted
-        self.external_tokens = request.external_tokens or 0  # available outside, once
+        # available outside, once; a hybrid engine has no connector
+        self.external_tokens = 0 if shape.sliding_windows else request.external_tokens or 0
         self.waits_for_peer = bool(self.external_tokens) and request.source == "peer"
         self.rng = Rng(xxhash.xxh3_64_intdigest(self.tokens.tobytes(), request.seed & 0xFFFFFFFF))
 

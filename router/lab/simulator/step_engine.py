@@ -12,8 +12,8 @@ what is due and returns when to call it again, so the same object serves real so
 virtual time. The engine has no clock and no I/O, and does not depend on the router, or on where outside KV is held
 and saved.
 
-Modelled on vLLM v1: core/sched/scheduler.py, core/kv_cache_manager.py. Not modelled: speculation, media, sliding
-windows, offloading to its own host, priorities.
+Modelled on vLLM v1: core/sched/scheduler.py, core/kv_cache_manager.py. Not modelled: speculation, media, Mamba,
+offloading to its own host, priorities.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from router.kvcache.engine_hashes import Digest, EngineChain
-from router.kvcache.events import BlocksStored, Tier
+from router.kvcache.events import BlocksStored, EngineHash, Tier
 from router.lab.engine_profile import EngineProfile
 from router.lab.simulator.block_pool import BlockPool
 from router.lab.simulator.engine_types import (
@@ -38,6 +38,9 @@ from router.lab.simulator.engine_types import (
     StepResult,
 )
 from router.lab.simulator.sequence import KvLoad, KvLoads, Sequence
+from router.lab.simulator.window_group import GIVEN_UP, WindowGroup
+
+Labels = list[EngineHash]
 
 
 class StepEngine:
@@ -47,6 +50,8 @@ class StepEngine:
         self.shape = shape
         self.slowdown = 1.0  # stretches every following step; it may be set at any time
         self._pool = BlockPool(shape.blocks)
+        self._windows = [WindowGroup(n, one, shape.block_tokens) for n, one in enumerate(shape.sliding_windows)]
+        self._full = len(self._windows)  # the number of the group of full attention
         self._chain = EngineChain(shape.hash_algo, shape.hash_seed)
         self._ids = itertools.count()
         self._waiting: deque[Sequence] = deque()
@@ -195,6 +200,8 @@ class StepEngine:
         place = 0
         while place < len(self._running) and budget > 0:
             sequence = self._running[place]
+            for group, blocks in zip(self._windows, sequence.windows, strict=True):
+                group.give_up(self._pool, blocks, sequence.computed)
             count = min(len(sequence.tokens) - sequence.computed, budget)
             while not self._fits(sequence, count):
                 victim = self._running[-1]  # never one already planned: those are before `place`
@@ -226,20 +233,33 @@ class StepEngine:
 
     def _admit(self, sequence: Sequence) -> bool:
         """Take the cached blocks of the prefix if there is room for the rest. Return whether there is room."""
-        size = self.shape.block_tokens
+        size, pool = self.shape.block_tokens, self._pool
         length = len(sequence.tokens)
         labels = sequence.label(length // size)
-        hits = self._pool.find_leading(labels[: (length - 1) // size])  # the last token is always computed
-        missing = -(-length // size) - len(hits)
-        if missing > self._pool.free - self._pool.count_free(hits):
+        held = pool.find_leading(labels[: (length - 1) // size], self._full)  # the last token is always computed
+        reused = self._count_reused(labels, len(held))
+        windows = [group.list_cached(pool, labels, reused) for group in self._windows]
+        hits = [block for blocks in (*windows, held[:reused]) for block in blocks if block != GIVEN_UP]
+        missing = (-(-length // size) - reused) * (1 + len(windows))
+        if missing > pool.free - pool.count_free(hits):
             return False
-        self._pool.touch(hits)
-        sequence.blocks = hits
-        sequence.registered = len(hits)
-        sequence.computed = len(hits) * size
+        pool.touch(hits)
+        sequence.blocks, sequence.windows = held[:reused], windows
+        sequence.junction = len(held) if len(held) > reused else 0
+        sequence.registered = reused
+        sequence.computed = reused * size
         if sequence.cached_tokens is None:
             self._count(sequence)
         return True
+
+    def _count_reused(self, labels: Labels, held: int) -> int:
+        """Return how many of the leading blocks of a prompt, of which full attention holds `held`, are re-used."""
+        before = -1
+        while held != before:
+            before = held
+            for group in self._windows:
+                held = group.count_reused(self._pool, labels, held)
+        return held
 
     def _count(self, sequence: Sequence) -> None:
         """Count the sources of the sequence's prompt, at its first admission."""
@@ -271,13 +291,16 @@ class StepEngine:
         return self._missing(sequence, count) <= self._pool.free
 
     def _missing(self, sequence: Sequence, count: int) -> int:
-        return -(-(sequence.computed + count) // self.shape.block_tokens) - len(sequence.blocks)
+        """Return how many blocks `count` more tokens of the sequence require in all groups."""
+        missing = -(-(sequence.computed + count) // self.shape.block_tokens) - len(sequence.blocks)
+        return missing * (1 + len(self._windows))
 
     def _compute(self, sequence: Sequence, count: int) -> None:
         """Plan `count` more tokens of the sequence: take blocks, and announce those that will be full."""
-        missing = self._missing(sequence, count)
+        missing = self._missing(sequence, count) // (1 + len(self._windows))
         if missing > 0:
-            sequence.blocks += self._pool.take(missing)
+            for blocks in (*sequence.windows, sequence.blocks):
+                blocks += self._pool.take(missing)
         self._step.append((sequence, count))
         self._announce(sequence, (sequence.computed + count) // self.shape.block_tokens)
 
@@ -286,8 +309,12 @@ class StepEngine:
         first, size, request = sequence.registered, self.shape.block_tokens, sequence.request
         if full <= first:
             return
-        labels = sequence.label(full)[first:full]
-        self._pool.label(sequence.blocks[first:full], labels)
+        labels = sequence.label(full)[:full]
+        ends = (len(request.token_ids) - 1) // size, sequence.junction
+        for group, blocks in zip(self._windows, sequence.windows, strict=True):
+            group.announce(self._pool, blocks, labels, first, ends)
+        del labels[:first]
+        self._pool.label(sequence.blocks[first:full], labels, self._full)
         self._pool.events.append(
             BlocksStored(
                 hashes=labels,
@@ -295,7 +322,7 @@ class StepEngine:
                 token_ids=sequence.tokens[first * size : full * size],
                 block_tokens=size,
                 tier=Tier.GPU,
-                group=0,
+                group=self._full,
                 adapter=request.adapter,
                 salt=request.salt if first == 0 else None,
                 extras=None,
@@ -366,8 +393,10 @@ class StepEngine:
 
     def _leave(self, sequence: Sequence) -> None:
         self._running.remove(sequence)
-        self._pool.release(sequence.blocks)
+        for blocks in (*sequence.windows, sequence.blocks):
+            self._pool.release([block for block in blocks if block != GIVEN_UP])
         sequence.blocks = []
+        sequence.windows = [[] for _ in self._windows]
 
     def _preempt(self, sequence: Sequence) -> None:
         """Release the sequence's blocks and put it first in the queue; blocks that stay cached may be hit later."""

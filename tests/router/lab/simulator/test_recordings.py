@@ -3,10 +3,13 @@
 `t1` has int hashes made with `sha256` and seed "0", as the simulation makes them, so even the labels must be equal.
 `t2` has blocks of 32 tokens, a LoRA, and a cache of 40 blocks (one of which vLLM never uses): 100 evictions.
 `pool` is two engines that share a Mooncake Store: A computes and saves a prompt, B loads it.
+`hybrid-evict` has two groups with a window of 128 tokens beside full attention, and a cache of 400 blocks of 32.
 """
 
 from __future__ import annotations
 
+import gzip
+import json
 import struct
 from collections.abc import Iterator
 from typing import Any
@@ -16,9 +19,10 @@ import pytest
 
 from router.backends.vllm.kv_events import decode
 from router.kvcache.events import BlocksCleared, BlocksPooled, BlocksRemoved, BlocksStored, Event, EventBatch
+from router.lab.emulator.kv_publisher import encode_batch
 from router.lab.simulator.engine_types import EngineShape, SequenceRequest, StepResult
 from router.lab.simulator.step_engine import StepEngine
-from tests.paths import FRAMES
+from tests.paths import FRAMES, ROOT
 
 A = [(7 * i) % 4000 + 3 for i in range(300)]
 B = [(11 * i + 5) % 4000 + 3 for i in range(300)]
@@ -171,6 +175,55 @@ def finished(engine: StepEngine, request: SequenceRequest) -> StepResult:
         assert result.next_wake_s is not None
         result = engine.step(result.next_wake_s)
     return result
+
+
+def hybrid_requests() -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
+    """Each recorded request of a hybrid model, and the events that it caused."""
+    request: dict[str, Any] | None = None
+    events: list[dict[str, Any]] = []
+    with gzip.open(ROOT / "tests/data/vllm-0.32-hybrid-evict.jsonl.gz", "rt") as lines:
+        for row in map(json.loads, lines):
+            if "batch" in row:
+                events += row["batch"]["events"]
+            elif "request" in row:
+                if request is not None:
+                    yield request, events
+                request, events = row["request"] | {"cached_tokens": row["cached_tokens"]}, []
+    assert request is not None
+    yield request, events
+
+
+def test_a_hybrid_engine_keeps_and_announces_what_the_real_one_did() -> None:
+    """Its hashes, too: tails and junctions, masked events, and evictions from all groups in order."""
+    windows, seen = (128, 128), 0
+    engine = StepEngine(
+        EngineShape(block_tokens=32, blocks=399, sliding_windows=windows, hash_algo="sha256_cbor", max_num_seqs=1)
+    )
+    for request, recorded_events in hybrid_requests():
+        ids, cached = request["token_ids"], request["cached_tokens"]
+        full = [event for event in recorded_events if event["type"] == "BlockStored" and event["group_idx"] == 2]
+        answer = [*ids[:cached], *(token for event in full for token in event["token_ids"])][len(ids) :]
+        script = [*answer, *[9] * request["max_tokens"]][: request["max_tokens"]]
+        delivered, events = finish_and_read(engine, SequenceRequest(ids, request["max_tokens"], script=script))
+        assert delivered == cached, request["label"]
+        assert events == recorded_events, request["label"]
+        seen += len(events)
+    assert seen > 900
+
+
+def finish_and_read(engine: StepEngine, request: SequenceRequest) -> tuple[int, list[dict[str, Any]]]:
+    """Return the cached tokens of a request, and its events as they are on the wire."""
+    assert isinstance(engine.submit(request, 0.0), int)
+    events: list[dict[str, Any]] = []
+    cached, now = 0, 0.0
+    while True:
+        result = engine.step(now)
+        events += msgspec.msgpack.decode(encode_batch(result.events, 0.0, 0, form="map", adapter_ids={}))[1]
+        for output in result.outputs.values():
+            cached = output.cached_tokens
+        if result.next_wake_s is None:
+            return cached, events
+        now = result.next_wake_s
 
 
 def _labels(batches: list[list[Event]]) -> list[list[int]]:
