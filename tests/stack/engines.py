@@ -47,11 +47,12 @@ def small_stack(models: Models, logs: Path, **other: Any) -> LocalStackConfig:
 
 
 class Engine:
-    """One vLLM instance of a running stack, and a subscriber of its events."""
+    """One vLLM instance of a running stack, and a subscriber of its events. `block_tokens`: at least a block."""
 
-    def __init__(self, stack: RunningStack, name: str) -> None:
+    def __init__(self, stack: RunningStack, name: str, block_tokens: int = BLOCK_TOKENS) -> None:
         self.stack = stack
         self.name = name
+        self._block_tokens = block_tokens
         self.url = stack.server(name).url
         self.http = httpx.Client(base_url=self.url, timeout=180.0)
         self._zmq = zmq.Context()
@@ -100,7 +101,7 @@ class Engine:
     def _mark(self) -> list[int]:
         """Fill one block that no other prompt has; return its token ids."""
         self._marks += 1
-        ids = [*divmod(self._marks, 1000), *[3] * (BLOCK_TOKENS - 2)]
+        ids = [*divmod(self._marks, 1000), *[3] * (self._block_tokens - 2)]
         self.post("/v1/completions", {"model": MODEL, "prompt": ids, "max_tokens": 1})
         return ids
 

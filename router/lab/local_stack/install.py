@@ -43,6 +43,7 @@ class Models(NamedTuple):
     tiny: Path  # 2 layers: the smallest that vLLM serves
     adapter: Path  # a LoRA for `tiny`
     hybrid: Path  # two layers with full attention, and four with a sliding window of 128 tokens
+    linear: Path  # two layers with full attention, and two with linear attention
     mid: Path  # 8 layers, 27 M parameters: computing a prompt takes seconds, so a cache hit is noticeable
 
 
@@ -107,7 +108,7 @@ def stack_models(venv: Path, report: ReportLine = print_line) -> Models:
             shutil.rmtree(unfinished, ignore_errors=True)
             _run([str(venv / "bin" / "python"), str(MAKE_MODEL), str(unfinished)], folder.with_suffix(".log"))
             unfinished.rename(folder)
-    return Models(folder / "tiny", folder / "adapter", folder / "hybrid", folder / "mid")
+    return Models(folder / "tiny", folder / "adapter", folder / "hybrid", folder / "linear", folder / "mid")
 
 
 def install_libraries(venv: Path, report: ReportLine = print_line) -> None:

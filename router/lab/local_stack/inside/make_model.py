@@ -1,4 +1,5 @@
-"""`make_model.py FOLDER` makes random models: Qwen2 `tiny` and `mid`, a LoRA adapter for the first, Gemma 3 `hybrid`.
+"""`make_model.py FOLDER` makes random models: Qwen2 `tiny` and `mid`, an adapter for the first, Gemma 3 `hybrid`, and
+Qwen3-Next `linear`.
 
 Nothing is downloaded. Their output is meaningless, but their tokenizer (byte-level BPE), chat template (ChatML with
 tools, after Qwen's) and KV cache are of the real kind, which is all that tests need. The template is made to reveal
@@ -17,7 +18,15 @@ from typing import Any, NamedTuple
 import torch
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from transformers import Gemma3ForCausalLM, Gemma3TextConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
+)
 
 VOCABULARY = 4096
 POSITIONS = 32768
@@ -146,6 +155,25 @@ def make_hybrid(folder: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     save(folder, tokenizer, Gemma3ForCausalLM, config)
 
 
+def make_linear(folder: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    """Write a model with random weights, two layers with linear attention beside two of full attention."""
+    config = Qwen3NextConfig(
+        **settings_of(tokenizer, TINY._replace(layers=4)),
+        head_dim=64,
+        full_attention_interval=2,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=64,
+        linear_value_head_dim=64,
+        mlp_only_layers=[0, 1, 2],  # vLLM requires one layer with experts
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=128,
+        shared_expert_intermediate_size=128,
+    )
+    save(folder, tokenizer, Qwen3NextForCausalLM, config)
+
+
 def settings_of(tokenizer: PreTrainedTokenizerFast, size: ModelSize) -> dict[str, Any]:
     """Return what the configurations of all these models have in common."""
     return {
@@ -196,4 +224,5 @@ if __name__ == "__main__":
     make_model(target / "tiny", words, TINY)
     make_model(target / "mid", words, MID)
     make_hybrid(target / "hybrid", words)
+    make_linear(target / "linear", words)
     make_adapter(target / "adapter", TINY)
