@@ -14,10 +14,19 @@ from collections import Counter
 from typing import Literal, NamedTuple, get_args
 
 Limit = Literal[
-    "ranks", "models", "answer", "metrics_page", "message", "unread_events", "blocks", "block_size", "encoding"
+    "ranks",
+    "models",
+    "answer",
+    "metrics_page",
+    "message",
+    "unread_events",
+    "blocks",
+    "block_size",
+    "groups",
+    "encoding",
 ]
 LIMITS: tuple[Limit, ...] = get_args(Limit)
-DISTRUSTING = frozenset(("ranks", "metrics_page", "message", "unread_events", "blocks", "block_size"))
+DISTRUSTING = frozenset(("ranks", "metrics_page", "message", "unread_events", "blocks", "block_size", "groups"))
 
 MAX_RANKS = 128  # of one instance: vLLM's internal data parallelism behind one API server stays far below
 MAX_MODELS = 1000  # model names of one instance, adapters included; each is a row in every table of models

@@ -175,14 +175,14 @@ class KvIndexer:
         """Handle a live batch of `target`."""
         if (sequencer := self.sequencer(target)) is None:
             return None
-        self._states[target].count(batch)
+        self._count(target, batch)
         return self._execute(target, sequencer.on_live(batch, self._clock.now(), self._clock.wall()))
 
     def on_replayed(self, target: TargetId, batch: EventBatch) -> int | None:
         """Handle a batch of the running replay; a returned number requests another replay in its place."""
         if (sequencer := self.sequencer(target)) is None:
             return None
-        self._states[target].count(batch)
+        self._count(target, batch)
         return self._execute(target, sequencer.on_replayed(batch, self._clock.now()))
 
     def on_replay_end(self, target: TargetId, complete: bool) -> int | None:
@@ -325,6 +325,11 @@ class KvIndexer:
         return self._index.copies(tier)
 
     # internals
+
+    def _count(self, target: TargetId, batch: EventBatch) -> None:
+        self._states[target].count(batch)
+        if batch.skipped:
+            self._bounds.check_skipped(target, batch.skipped)
 
     def _execute(self, target: TargetId, steps: Sequence[Step]) -> int | None:
         """Apply the first piece of `steps`; `resume` applies the others. Return where a replay must begin."""

@@ -1,5 +1,5 @@
 """Bounds the share of the index that one instance may fill with its events, so that no instance takes the others'
-room.
+room, and refuses events that the index cannot represent.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CAPACITY_FACTOR = 16  # limit on blocks, in GPU caches: host tiers are up to ten
 LEAST_BLOCKS = 65_536  # a cache of unknown or tiny size may hold so many
 MAX_BLOCK_SIZES = 4  # of one target: each costs every prompt of the model another chain of keys
 
-IndexLimit = Literal["blocks", "block_size"]
+IndexLimit = Literal["blocks", "block_size", "groups"]
 
 
 class InstanceBounds:
@@ -46,6 +46,11 @@ class InstanceBounds:
         state.block_sizes.add(size)
         if len(state.block_sizes) > MAX_BLOCK_SIZES:
             self._over[target] = "block_size", f"KV events with more than {MAX_BLOCK_SIZES} block sizes"
+
+    def check_skipped(self, target: TargetId, skipped: Mapping[str, int]) -> None:
+        """Note events of which nothing is indexed. `skipped` counts them by reason."""
+        if "chunked" in skipped:  # full attention alone would promise more than the engine re-uses
+            self._over[target] = "groups", "KV events of chunked local attention: what is re-used of it is unknown"
 
     def clear(self, target: TargetId) -> None:
         """Note that `target` holds nothing."""

@@ -6,10 +6,11 @@ error:
 
     unknown      an unknown type                           broken    fields of the wrong type, that do not fit, or that
     pool         a removal from the shared store                     are out of bounds
-    group        of a kind that is not indexed (chunked    medium    an unknown storage medium
-                 local attention, a window of unknown      adapter   a LoRA without its name (vLLM < 0.16)
-                 size, tails in slower tiers)              remote    on storage that instances share: who publishes
-    length       tokens and hashes do not line up                    the event does not own the block
+    group        of a kind that is not indexed (a window   medium    an unknown storage medium
+                 of unknown size, tails in slower tiers)   adapter   a LoRA without its name (vLLM < 0.16)
+    chunked      of chunked local attention: what an       remote    on storage that instances share: who publishes
+                 engine re-uses of it is unknown                     the event does not own the block
+    length       tokens and hashes do not line up
                  (masked groups)                           placeholder  hashes without tokens (offload tiers)
 
 `"cpu"` in lower case is the shared pool (MooncakeStoreConnector), or the instance's host memory if the operator
@@ -40,7 +41,9 @@ from router.kvcache.events import (
     Tier,
 )
 
-Skipped = Literal["unknown", "broken", "pool", "medium", "group", "adapter", "placeholder", "length", "remote"]
+Skipped = Literal[
+    "unknown", "broken", "pool", "medium", "group", "chunked", "adapter", "placeholder", "length", "remote"
+]
 
 PIECE_BLOCKS = 2048  # an event with more blocks is cut into several, each of which is applied in 2 ms
 MAX_GROUPS = 64  # KV cache groups of one rank; a model has a handful
@@ -68,6 +71,7 @@ FIELDS = {
 NAMES = frozenset(name for names in FIELDS.values() for name in names)
 WINDOW_KINDS = ("sliding_window", "sliding_window_mla")
 STATE_KIND = "mamba"
+CHUNKED_KIND = "chunked_local_attention"
 MAX_WINDOW_TOKENS = 1 << 20
 FULL_ATTENTION = (None, "full_attention", "mla_attention", "sink_full_attention")
 GPU = Tier.GPU
@@ -203,6 +207,8 @@ def _tails(fields: EventFields) -> TailsStored | Skipped:
     kind, window = fields.kv_cache_spec_kind, fields.kv_cache_spec_sliding_window
     hashes, block_tokens, group = _hashes(fields.block_hashes), fields.block_size, _group(fields)
     leading = kind != STATE_KIND
+    if kind == CHUNKED_KIND:
+        return "chunked"
     if leading and (kind not in WINDOW_KINDS or window is None):
         return "group"
     if hashes is None or group is None or not _is_block_size(block_tokens):

@@ -371,6 +371,21 @@ def test_a_target_may_have_few_block_sizes(house: House) -> None:
     assert house.knowledge.over_bounds(A) == ("block_size", "KV events with more than 4 block sizes")
 
 
+def test_events_of_chunked_local_attention_are_refused() -> None:
+    """Full attention alone would promise more than such an engine re-uses."""
+    house = House()
+    cache = house.join(A)
+    house.knowledge.on_batch(A, cache.batch(cache.stored(IDS), skipped={"group": 1}))
+    assert house.knowledge.over_bounds(A) is None
+    house.knowledge.on_batch(A, cache.batch(skipped={"chunked": 1}))
+    assert house.knowledge.over_bounds(A) == (
+        "groups",
+        "KV events of chunked local attention: what is re-used of it is unknown",
+    )
+    house.join(A)
+    assert house.knowledge.over_bounds(A) is None
+
+
 # whatever happens
 
 LENGTHS = st.integers(0, len(IDS))

@@ -328,7 +328,7 @@ STORED |= {"block_size": 16, "lora_id": None, "medium": "GPU", "lora_name": None
         ({"kv_cache_spec_kind": "mamba"}, TailsStored([5, 6], 1, 16, 1, False, False)),
         ({"kv_cache_spec_kind": "mamba", "block_hashes": []}, TailsStored([], 1, 16, 1, False, False)),
         ({"kv_cache_spec_kind": "mamba", "medium": "CPU"}, "group"),
-        ({"kv_cache_spec_kind": "chunked_local_attention"}, "group"),
+        ({"kv_cache_spec_kind": "chunked_local_attention"}, "chunked"),
         ({"kv_cache_spec_kind": "sliding_window"}, "group"),
         ({"kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 0}, "broken"),
         ({"kv_cache_spec_kind": "mamba", "block_size": 0}, "broken"),

@@ -317,7 +317,8 @@ def test_hashes_become_unsigned_64_bits() -> None:
     ("changes", "reason"),
     [
         ({"kv_cache_spec_kind": "sliding_window"}, "group"),
-        ({"kv_cache_spec_kind": "chunked_local_attention"}, "group"),
+        ({"kv_cache_spec_kind": "chunked_local_attention"}, "chunked"),
+        ({"kv_cache_spec_kind": "cross_attention"}, "group"),
         ({"block_size": 0, "token_ids": []}, "placeholder"),
         ({"block_size": None, "token_ids": None}, "placeholder"),
         ({"token_ids": []}, "placeholder"),
