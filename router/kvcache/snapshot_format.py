@@ -67,6 +67,7 @@ class SavedTargetBlocks(NamedTuple):
     runs: list[SavedRun] | None  # None: not contiguous
     twins: list[tuple[int, int, int]]  # tier, key, count
     tails: list[SavedTails] = []
+    entries: list[SavedTails] = []  # inside blocks
 
 
 class SavedTarget(NamedTuple):
@@ -156,9 +157,8 @@ def save(blocks: TargetBlocks) -> SavedTargetBlocks:
     twins = [(int(tier), int(key), count) for (tier, key), count in blocks.duplicates.items()]
     runs = None if blocks.runs is None else list(blocks.runs)
     tails = [_save_tails(number, tail) for number, tail in blocks.tails.groups.items()]
-    if blocks.entries is not None:
-        tails += [_save_tails(number, entries) for number, entries in blocks.entries]
-    return SavedTargetBlocks(blocks.model, blocks.block_tokens, tables, runs, twins, tails)
+    entries = [_save_tails(number, inside) for number, inside in blocks.entries or ()]
+    return SavedTargetBlocks(blocks.model, blocks.block_tokens, tables, runs, twins, tails, entries)
 
 
 def _save_tails(group: int, tail: TailGroup) -> SavedTails:
@@ -200,12 +200,14 @@ def restore(blocks: TargetBlocks, saved: SavedTargetBlocks, holders: BlockHolder
             blocks.note_groups(cast("list[Key]", _numbers(group.keys[Tier.GPU].save()[1])))
     blocks.runs = None if saved.runs is None else ContiguousRuns(saved.runs)
     for one in saved.tails:
-        if one.group in blocks.groups:
-            tail = blocks.find_entries(one.block_tokens).group(one.group)
-        else:
-            tail = blocks.tails.group(one.group, TailShape(one.block_tokens, one.need, one.leading))
-        for hash_, number, copies in zip(*map(_numbers, (one.hashes, one.keys, one.copies)), strict=True):
-            tail.store([hash_] * copies, {hash_: Key(number) if number else None}.get)
+        _restore_tails(blocks.tails.group(one.group, TailShape(one.block_tokens, one.need, one.leading)), one)
+    for one in saved.entries:
+        _restore_tails(blocks.find_entries(one.block_tokens).group(one.group), one)
+
+
+def _restore_tails(tail: TailGroup, saved: SavedTails) -> None:
+    for hash_, number, copies in zip(*map(_numbers, (saved.hashes, saved.keys, saved.copies)), strict=True):
+        tail.store([hash_] * copies, {hash_: Key(number) if number else None}.get)
 
 
 def _raw(numbers: Iterable[int]) -> bytes:

@@ -40,6 +40,7 @@ from router.kvcache.recent_removals import RecentRemovals
 from router.kvcache.tail_groups import TailGroup, Tails, TailShape, TailTable
 
 TAIL_BYTES = 200  # a block of a tail: in a dict and in a set
+EARLY_ENTRIES = 1024  # entries inside blocks that may come before any whole block
 DUPLICATE_BYTES = 80  # the key of an entry of `duplicates`
 
 
@@ -169,9 +170,10 @@ class TargetBlocks:
     @property
     def unit(self) -> int | None:
         """The tokens of a unit smaller than a block, in which the engine re-uses prompts; None: it re-uses blocks."""
-        if self.entries is None or self.block_tokens is None or self.block_tokens <= self.entries.unit:
+        if self.entries is None or self.block_tokens is None:
             return None
-        return self.entries.unit
+        unit, size = self.entries.unit, self.block_tokens
+        return unit if unit < size and not size % unit else None
 
     def find_entries(self, unit: int) -> PartialEntries:
         """Return the entries inside blocks, which end with units of `unit` tokens."""
@@ -266,8 +268,8 @@ class TargetBlocks:
     def _turn_into_entries(self, group: BlockGroup, event: BlocksStored) -> None:
         """Turn the blocks of `group` into entries inside blocks, because an event shows that its blocks are larger."""
         unit, copies = group.block_tokens, group.extra_copies[Tier.GPU]
-        if unit is None or event.block_tokens % unit:
-            return
+        if unit is None or event.block_tokens % unit or len(group.keys[Tier.GPU]) > EARLY_ENTRIES:
+            return  # blocks of another process
         keyed, _, unnamed = group.keys[Tier.GPU].save()
         labels = array("Q", keyed + unnamed).tolist()
         held = [label for label in labels for _ in range(1 + copies.get(label, 0))]

@@ -202,7 +202,7 @@ def encode_batch(
     for place, event in enumerate(events):
         tag, fields = _fields(event, adapter_ids)
         if isinstance(event, TailsStored):
-            fields |= _step_fields(events[place:])
+            fields |= _step_fields(event, events[place:])
         encoded.append(format_event(tag, {name: fields[name] for name in fields if name not in unknown}))
     return _encode([wall_s, encoded, rank])
 
@@ -260,10 +260,10 @@ def _tail_fields(event: TailsStored) -> Fields:
     }
 
 
-def _step_fields(events: Sequence[Event]) -> Fields:
+def _step_fields(tails: TailsStored, following: Sequence[Event]) -> Fields:
     """Return the fields of an event of tails that describe its whole step: those of full attention, announced next."""
-    tails, step = events[0], next((event for event in events if isinstance(event, BlocksStored)), None)
-    if step is None or not isinstance(tails, TailsStored):
+    step = next((event for event in following if isinstance(event, BlocksStored)), None)
+    if step is None:
         return {}
     keys = [[step.adapter]] if step.adapter is not None else [None]
     return {
