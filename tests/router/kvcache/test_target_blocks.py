@@ -10,7 +10,7 @@ from router.kvcache.block_holders import BlockHolders
 from router.kvcache.block_keys import Keyring
 from router.kvcache.bulk import SHORT
 from router.kvcache.events import BlocksRemoved, BlocksStored, EngineHash, Tier
-from router.kvcache.target_blocks import TargetBlocks
+from router.kvcache.target_blocks import EARLY_ENTRIES, TargetBlocks
 
 RING = Keyring(2)
 PROMPT = RING.chain(RING.root("m", None, None), list(range(8)), 1)
@@ -147,3 +147,19 @@ def test_what_a_gpu_has_room_for_may_be_copies(shelf: TargetBlocks) -> None:
     assert shelf.fits(6)
     shelf.remove(removed(4))
     assert shelf.keyed_blocks == 5
+
+
+def test_a_unit_divides_its_blocks(shelf: TargetBlocks) -> None:
+    """A smaller entry of another size is skipped: it is none of this engine's."""
+    shelf.store(sized(8, 1, 2))
+    shelf.store(sized(3, 50))
+    assert (shelf.unit, shelf.block_tokens, shelf.keyed_blocks) == (None, 8, 2)
+    shelf.store(sized(2, 51))
+    assert shelf.unit == 2
+
+
+def test_many_blocks_of_another_size_are_no_entries(shelf: TargetBlocks) -> None:
+    """They are of an engine that was started anew, unnoticed."""
+    shelf.store(sized(4, *range(1, EARLY_ENTRIES + 2)))
+    shelf.store(sized(8, 5000))
+    assert (shelf.partial, shelf.keyed_blocks) == (0, EARLY_ENTRIES + 2)
