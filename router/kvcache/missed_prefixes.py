@@ -114,6 +114,8 @@ class MissedPrefixes:
             if state.unknown_hashing or not (state.keyless_blocks or self._index.awaits_names(target)):
                 continue
             unit = self._index.units.get(target, size)
+            if len(prompt.ids) < unit:
+                continue
             chain = state.chain
             if untried := chain is None:
                 chain, tried = self._candidates[self._trials[state.model] % len(self._candidates)], True

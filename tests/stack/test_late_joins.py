@@ -114,7 +114,8 @@ def test_what_was_announced_before_is_learned(forgetful: Forgetful, tmp_path: Pa
         while time.monotonic() - started_s < LEARNED_S:
             moved += go_round(second, sessions)
         moved += go_round(second, sessions)
-        others = [Session(f"other {number}").turn(second) for number in range(6)]
+        # New ones: a pool still has those of the test before.
+        others = [Session(f"other {number} {tmp_path.name}").turn(second) for number in range(6)]
     last = [session.asked[-1] for session in sessions]
     delivered = sum(asked.cached or 0 for asked in last)
     right = sum(asked.cached or 0 for asked in last if asked.kept)

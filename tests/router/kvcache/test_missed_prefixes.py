@@ -144,6 +144,17 @@ def test_a_turn_announced_in_time_shows_all_before_it(algo: HashAlgo) -> None:
     assert late.serve(chat(1, 4)) == (48, 48, 48)
 
 
+def test_a_prompt_shorter_than_a_block_tries_no_way_to_hash() -> None:
+    late = Late()
+    late.run(chat(1, 2))
+    late.join()
+    late.run(chat(1, 3))
+    for ids in (*[[7, 8]] * 2, chat(1, 4)):  # the engine hashes in the way that is tried first
+        for _ in late.house.knowledge.missed.recall(late.prompt(ids)):
+            pass
+    assert late.believed(chat(1, 4)) == 12
+
+
 def test_a_waiting_block_that_was_evicted_proves_nothing() -> None:
     late = Late()
     late.run(chat(1, 2))
