@@ -394,10 +394,10 @@ class KvIndexer:
             if self.observer is not None:
                 self.observer.on_pooled(state.model, event)
         else:
-            unit = self._index.units.get(target)
+            before = self._index.units.get(target)
             self._speculative.confirm(target, self._index.apply(target, event))
-            if self._index.units.get(target) != unit:  # what was not found for blocks may be found for units
-                unit = self._index.units.get(target)
+            unit = self._index.units.get(target)
+            if unit != before:  # what was not found for blocks may be found for units
                 state.chain, state.unknown_hashing = None, False
             if isinstance(event, BlocksStored) and event.tier is Tier.GPU:
                 state.stored_blocks += len(event.hashes)

@@ -275,5 +275,4 @@ def usable(prompt: TokenizedPrompt, size: int) -> Sequence[Key]:
     """Return the keys that can be hit: a hit ends before the last token, which is always computed (protocol
     4.5).
     """
-    keys = prompt.keys[size]
-    return keys[:-1] if prompt.complete and len(prompt.ids) == len(keys) * size else keys
+    return usable_units(prompt.keys[size], prompt, size)
