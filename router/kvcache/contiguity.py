@@ -85,6 +85,11 @@ class ContiguousRuns:
                 return False
         return True
 
+    def is_followed(self, key: Key) -> bool:
+        """Return whether another block follows `key`, which is held."""
+        run = self._tips.get(key & LOW)
+        return run is None or key in self._children or (run.tip is not None and run.tip != key)
+
     def memory_bytes(self, blocks: int) -> int:
         """Estimate the memory of all runs, which have `blocks` blocks in total."""
         return getsizeof(self._tips) + getsizeof(self._children) + RUN_BYTES * len(self._tips) + LOW_BYTES * blocks

@@ -493,6 +493,9 @@ class TargetBlocks:
                 group.recalled.difference_update([hash_ & SHORT for hash_ in hashes])
         if more:
             hashes = [hash_ for hash_ in hashes if not decrement(more, hash_ & SHORT)]
+        late = self.removals is not None and tier is Tier.GPU and self.runs is not None
+        if late:
+            hashes = self._take_ends(group, hashes)
         if group.other_tiers(tier):
             keys = self._take_of_tiers(group, table, hashes)
         else:
@@ -508,8 +511,25 @@ class TargetBlocks:
             self.incomplete.difference_update(keys)
         self._holders.remove(tier, keys, self.bit)
         self.blocks[tier] -= len(keys)
-        if self.runs is not None and not self.runs.remove(keys):
+        if self.runs is not None and not late and not self.runs.remove(keys):
             self.runs = None
+
+    def _take_ends(self, group: BlockGroup, hashes: list[Label]) -> list[Label]:
+        """Take the removed blocks out of the runs. Return those of which no copy is left.
+
+        An engine whose stream was joined late may hold copies that were missed: with a hybrid model it computes the end
+        of an answer again in the next turn. It evicts a chain from its end: a block with others after it is held.
+        """
+        gone = list[Label]()
+        for hash_ in hashes:
+            key = group.key(hash_ & SHORT)
+            if key is not None and self.runs is not None:
+                if self.runs.is_followed(key):
+                    continue
+                if not self.runs.remove([key]):
+                    self.runs = None
+            gone.append(hash_)
+        return gone
 
     def _take_of_tiers(self, group: BlockGroup, table: KeyTable, hashes: list[Label]) -> list[Key]:
         """Remove blocks from the table of one tier; other tiers may keep copies. Return the removed keys."""

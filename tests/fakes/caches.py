@@ -86,7 +86,7 @@ class Cache:
         return BlocksStored(hashes[start:], parent, tokens, self.size, tier, 0, self.adapter, None, None)
 
     def removed(self, ids: Sequence[int], start: int = 0, tier: Tier = Tier.GPU) -> BlocksRemoved:
-        return BlocksRemoved(self.hashes(ids)[start:], tier, 0)
+        return BlocksRemoved(self.hashes(ids)[start:][::-1], tier, 0)  # as engines do: a chain from its end
 
     def cleared(self) -> BlocksCleared:
         return BlocksCleared()

@@ -160,7 +160,7 @@ def test_a_waiting_block_that_was_evicted_proves_nothing() -> None:
     late.run(chat(1, 2))
     late.join()
     late.run(chat(1, 3))
-    late.announce([BlocksRemoved(late.hashes(chat(1, 3))[10:], Tier.GPU, 0)])
+    late.announce([BlocksRemoved(late.hashes(chat(1, 3))[:9:-1], Tier.GPU, 0)])
     for _ in range(3):
         for _ in late.house.knowledge.missed.recall(late.prompt(chat(1, 4))):
             pass
@@ -275,8 +275,35 @@ def test_what_is_announced_after_it_was_recalled_is_no_second_copy() -> None:
     hashes = late.hashes(chat(1, 2))
     again = BlocksStored(hashes, None, chat(1, 2)[:40], 4, Tier.GPU, 0, None, None, None)
     late.announce([again])
-    late.announce([BlocksRemoved(hashes, Tier.GPU, 0)])
+    late.announce([BlocksRemoved(hashes[::-1], Tier.GPU, 0)])
     assert late.believed(chat(1, 2)) == 0
+
+
+def test_a_block_that_was_missed_stays_while_a_block_after_it_does() -> None:
+    """A prompt that re-used nothing of a hybrid model left a second copy: evicted unused, while the first one stays."""
+    late = Late()
+    late.run(chat(1, 1))
+    late.join()
+    late.run([*range(2000, 2009)])
+    late.serve(chat(1, 2))
+    system, follower = late.hashes(chat(1, 1))[:6], late.hashes(chat(1, 1))[6]
+    for hash_ in reversed(system):
+        late.announce([BlocksRemoved([hash_], Tier.GPU, 0)])
+    assert late.believed(chat(1, 2)) == 10
+    for hash_ in (*reversed(late.hashes(chat(1, 2))[7:10]), follower, *reversed(system)):
+        late.announce([BlocksRemoved([hash_], Tier.GPU, 0)])
+    assert late.believed(chat(1, 2)) == 0
+
+
+def test_an_announced_block_of_which_a_copy_was_missed_stays_while_a_block_after_it_does() -> None:
+    late = Late()
+    late.run(chat(1, 1))
+    late.join()
+    late.run(chat(1, 2))  # as if its first two blocks were computed again
+    late.serve(chat(1, 3))
+    for hash_ in (late.hashes(chat(1, 3))[8], late.hashes(chat(1, 3))[8]):
+        late.announce([BlocksRemoved([hash_], Tier.GPU, 0)])
+    assert late.believed(chat(1, 3)) == 12
 
 
 def test_what_was_held_before_a_gap_is_likely_to_be_there_still() -> None:
