@@ -69,6 +69,7 @@ def build_services(core: Core, features: Iterable[Feature]) -> Services:
         build_header_rules(config),
         timeouts,
         core.scheduler.peers,
+        core.stuck_engines,
         continuation_bytes=limits.continuation_bytes,
     )
     return Services(

@@ -57,6 +57,7 @@ from router.prompt.tokenization.model_folder import load_all
 from router.prompt.tokenization.tokenization import Tokenization
 from router.proxy.listening_sockets import ListeningSockets, SocketShare
 from router.proxy.upstreams import Upstreams
+from router.request.stuck_engines import StuckEngines
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.admission_rules import check_arm_rules
 from router.scheduling.policy.policy import Policy, build_policies
@@ -129,6 +130,7 @@ class Core:
     def _build_fleet(self) -> None:
         """Build the feeds that follow the engines, and connect them to the fleet's membership."""
         config, clock, tasks, fetch = self.config, self.clock, self.tasks, self.upstreams.fetch
+        self.stuck_engines = StuckEngines(self.scheduler.fleet, clock)
         self.discoveries = build_discoveries(config.fleet, clock)
         proofs = TokenizerProofs(self.tokenization, tasks, clock)
         self.tokenization.on_miscount = proofs.on_miscount
@@ -187,6 +189,7 @@ class Core:
         if self.client_keys is not None:
             self.client_keys.start(self.tasks)
         self.health.start()
+        self.tasks.supervise("stuck", self.stuck_engines.run)
         self.polls.start()
         self.bootstrap.start()
         self._follow_sources(STATIC)

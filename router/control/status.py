@@ -273,6 +273,7 @@ class Status:
             "id": target.id,
             "rank": target.rank,
             "breaker": target.breaker.state(now),
+            "stuck": None if target.stall is None else str(target.stall),
             "block_tokens": target.block_tokens,
             "capacity_tokens": target.capacity_tokens,
             "load": to_plain(target.load_book.load(speed, now)),

@@ -20,6 +20,9 @@ request may have caused open the breaker only if they came from two clients, or 
 `SERVED_S`: then no other client is harmed, and a broken engine is detected even if all requests come from one
 address. The same rule applies in the half-open state, in which a client whose probe failed may not send the next
 probe for `open_s`.
+
+A target that is *stuck* (`progress.py`) has its breaker held open, for twice as long each time, up to `LONGEST_S`. Only
+progress or a probe that went well closes it.
 """
 
 from __future__ import annotations
@@ -27,11 +30,12 @@ from __future__ import annotations
 from math import inf
 from typing import Literal
 
-BreakerState = Literal["closed", "open", "half_open"]
+BreakerState = Literal["closed", "open", "half_open", "stuck"]
 Verdict = Literal["success", "neutral", "failure", "unreachable"]
 
 FAILURE_STATUSES = frozenset((500, 502, 504))
 SERVED_S = 60.0  # how long a good answer to another client counts in favour of the target
+LONGEST_S = 60.0  # for which a stuck target is not probed; after as long a time without trouble it counts from anew
 
 
 def judge_status(status: int | None) -> Verdict:
@@ -51,6 +55,8 @@ class CircuitBreaker:
         "_failed_client",
         "_failure_limit",
         "_failures",
+        "_freed_at",
+        "_held_s",
         "_not_closed",
         "_open_s",
         "_opened_at",
@@ -58,6 +64,7 @@ class CircuitBreaker:
         "_served",
         "_served_before",
         "_several_failed",
+        "stuck",
         "times_opened",
         "unreachable",
     )
@@ -79,14 +86,17 @@ class CircuitBreaker:
         self._served: tuple[str | None, float] = None, -inf  # the last client with a good answer, and when
         self._served_before: tuple[str | None, float] = None, -inf  # the last other client with one, and when
         self._probed_at = -inf  # when the present probe was sent
-        self.unreachable = False  # whether the target could not be reached when the breaker opened
+        self.unreachable = False  # whether the target could not be reached, or was stuck, when the breaker opened
+        self._held_s = self._open_s  # how long it is open before a probe
+        self._freed_at = -inf  # when it last stopped being stuck
+        self.stuck = False
         self._close()
 
     def allows(self, now: float, client: str | None = None) -> bool:
         """Return whether a request may go to the target. Changes nothing, as it is called for every candidate."""
         if self._opened_at is None:
             return True
-        if now - self._opened_at < self._open_s or now - self._probed_at < self._open_s:
+        if now - self._opened_at < self._held_s or now - self._probed_at < self._held_s:
             return False
         return not self._failures or client != self._failed_client or now - self._failed_at >= self._open_s
 
@@ -94,23 +104,43 @@ class CircuitBreaker:
         """Record that a request is sent to the target. If the breaker is half open, the request is the probe until
         it ends, but for at most `open_s`, since an answer may take many minutes.
         """
-        if self._opened_at is not None and now - self._opened_at >= self._open_s:
+        if self._opened_at is not None and now - self._opened_at >= self._held_s:
             self._probed_at = now
 
     def on_request_end(self, verdict: Verdict, now: float, client: str | None = None) -> None:
         """Record that a request to the target has ended, with `verdict`. A request sent before the breaker opened
         may also close or reopen it, since its evidence is as good. A neutral end only permits another probe.
         """
-        self._probed_at = -inf
+        probing, self._probed_at = self._probed_at != -inf, -inf
         if verdict == "success":
             self._failures = 0
             if client != self._served[0]:
                 self._served_before = self._served
             self._served = client, now
-            if self._opened_at is not None:
+            if self.stuck and probing:
+                self.on_progress(now)
+            elif self._opened_at is not None and not self.stuck:
                 self._close()
-        elif verdict != "neutral":
+        elif verdict != "neutral" and not self.stuck:
             self._on_failure(verdict == "unreachable", now, client)
+
+    def on_stuck(self, now: float) -> None:
+        """Hold it open, because the target has work and makes no progress. No effect until it may be probed again."""
+        if self.stuck and self._opened_at is not None and now - self._opened_at < self._held_s:
+            return
+        again = self.stuck or now - self._freed_at < LONGEST_S
+        self._held_s = min(LONGEST_S, 2 * self._held_s) if again else self._open_s
+        self._opened_at, self.unreachable, self.stuck = now, True, True
+        self._failures = 0
+        self._not_closed.add(self)
+        self.times_opened += 1
+
+    def on_progress(self, now: float) -> None:
+        """Close it, if the target was stuck: it makes progress."""
+        if self.stuck:
+            self._freed_at = now
+            self.stuck = False
+            self._close()
 
     def _on_failure(self, unreachable: bool, now: float, client: str | None) -> None:
         self._several_failed = self._failures > 0 and (self._several_failed or client != self._failed_client)
@@ -120,7 +150,7 @@ class CircuitBreaker:
             return
         _, served_at = self._served if self._served[0] != client else self._served_before
         if unreachable or self._several_failed or now - served_at > SERVED_S:
-            self._opened_at, self.unreachable = now, unreachable
+            self._opened_at, self.unreachable, self._held_s = now, unreachable, self._open_s
             self._failures = 0  # the half-open state needs evidence of its own
             self._not_closed.add(self)
             self.times_opened += 1
@@ -145,7 +175,7 @@ class CircuitBreaker:
         clients or only of `client`. In the latter case this breaker opens only if such failures here would open it.
         """
         if several and self._opened_at is None:
-            self._opened_at, self.unreachable = now, False
+            self._opened_at, self.unreachable, self._held_s = now, False, self._open_s
             self._failed_client, self._failed_at, self._several_failed, self._failures = client, now, True, 0
             self._not_closed.add(self)
         elif self._opened_at is None:
@@ -157,7 +187,8 @@ class CircuitBreaker:
     def on_closed_elsewhere(self) -> None:
         """Close it: the target answered another router or worker well."""
         self._failures = 0
-        self._close()
+        if not self.stuck:
+            self._close()
 
     def detach(self) -> None:
         """Leave `not_closed` permanently: the target left the fleet, and later ends of requests do not matter."""
@@ -172,4 +203,6 @@ class CircuitBreaker:
         """Return the state at `now`."""
         if self._opened_at is None:
             return "closed"
-        return "half_open" if now - self._opened_at >= self._open_s else "open"
+        if self.stuck:
+            return "stuck"
+        return "half_open" if now - self._opened_at >= self._held_s else "open"

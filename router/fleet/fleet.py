@@ -257,6 +257,11 @@ class Fleet:
         shut = [target for target in ready if target.id not in excluding and target.can_answer]
         return allowed + ([target for target in shut if not target.breaker.unreachable] or shut)
 
+    def has_other(self, model: str | None, target: Target, now: float) -> bool:
+        """Return whether a ready target other than `target`, with a closed breaker, answers clients for the model."""
+        others = (each for each in self._serving(model) if each is not target and each.can_answer)
+        return any(each.breaker.state(now) == "closed" for each in others)
+
     def ready_target(self, model: str | None, id: TargetId) -> Target | None:
         """Return the target with this id in any breaker state, if it is ready or is down only because of slow
         probes: there is no alternative to this target. None if there is no such target that serves the model.

@@ -20,6 +20,7 @@ from router.fleet.engine_limits import LimitBook
 from router.fleet.latency_model import LatencyModel, Link
 from router.fleet.load import Booking, LoadBook
 from router.fleet.overlap_accuracy import OverlapAccuracy
+from router.fleet.progress import Stall, TargetProgress
 from router.kvcache.events import Key, TargetId
 from scorers.contract import Row, Speed
 
@@ -82,6 +83,7 @@ class Target:
         "latency_model",
         "load_book",
         "overlap_accuracy",
+        "progress",
         "rank",
     )
 
@@ -96,6 +98,7 @@ class Target:
         self.load_book = LoadBook(self._on_change)
         self.breaker = breaker
         self.overlap_accuracy = OverlapAccuracy()
+        self.progress = TargetProgress()
         self.latency_model = speed  # shared by the instance's ranks, which share hardware
         self.block_tokens: int | None = None
         self.capacity_tokens: int | None = None
@@ -122,6 +125,11 @@ class Target:
             speed,
             None if count_held is None else count_held(self),
         )
+
+    @property
+    def stall(self) -> Stall | None:
+        """The evidence that the target is stuck; None if it is not."""
+        return self.progress.stall if self.breaker.stuck else None
 
     @property
     def can_answer(self) -> bool:

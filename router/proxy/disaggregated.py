@@ -126,7 +126,13 @@ async def run_prefill(upstreams: Upstream, prefill: OutgoingRequest, limits: Ups
     """Run the prefill half alone, to its end."""
     answer = await send(upstreams, prefill, limits)
     if isinstance(answer, UpstreamUnanswered):
-        return PrefillResult("deadline" if answer.reason == "late" else answer.reason, detail=answer.detail)
+        match answer.reason:
+            case "late":
+                return PrefillResult("deadline", detail=answer.detail)
+            case "stuck":  # not of a prefill half, which nobody abandons
+                return PrefillResult("died", detail=answer.detail)
+            case reason:
+                return PrefillResult(reason, detail=answer.detail)
     with answer:
         if answer.status >= 400:
             return await _read_failure(answer, prefill)

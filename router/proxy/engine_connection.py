@@ -43,6 +43,7 @@ class ExchangeFailure(Enum):
     LATE = "the engine was silent for too long"
     REPORTED = "the engine reported a failure in its answer"
     STOPPED = "the router stopped before the answer was whole"
+    STUCK = "the engine made no progress"
 
 
 class EngineConnection(asyncio.Protocol):
@@ -65,6 +66,7 @@ class EngineConnection(asyncio.Protocol):
         self._clean = False  # may carry another exchange
         self._idle_s = 0.0
         self._sent_s = 0.0
+        self.exchanges = 0  # that it has carried
         self.connect_s = 0.0  # time to connect, for the exchange that had to wait for it
         self._reset("GET")
 
@@ -88,6 +90,7 @@ class EngineConnection(asyncio.Protocol):
         """Send a request in one system call, without copying a large body."""
         assert self._transport is not None
         self._reset(method)
+        self.exchanges += 1
         self._busy = True
         self._clean = False
         self._idle_s = idle_s
@@ -180,6 +183,11 @@ class EngineConnection(asyncio.Protocol):
             return True
         transport.abort()
         return False
+
+    def abandon(self, exchange: int) -> None:
+        """End the exchange with this number as `STUCK`, if it is still under way."""
+        if self._busy and self.exchanges == exchange:
+            self._fail(ExchangeFailure.STUCK)
 
     def go_idle(self, seconds: float) -> None:
         """Keep the idle connection for at most `seconds`."""

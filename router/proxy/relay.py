@@ -94,13 +94,13 @@ class EngineRefusal(NamedTuple):
 
 
 class RelayNotStarted(NamedTuple):
-    """Nothing was sent to the client. Only an engine that `died` or `failed` can have worked on the request.
+    """Nothing was sent to the client. Only an engine that `died`, was `stuck` or `failed` can have worked on it.
 
     `prefill`: the prefill half of a pair (`disaggregated.py`) failed in this way. Only a prefill half can have
     `failed`, with a 5xx, since the 5xx of an answering engine is sent to the client.
     """
 
-    reason: Literal["connect", "busy", "died", "failed"]
+    reason: Literal["connect", "busy", "died", "stuck", "failed"]
     detail: str = ""
     refusal: EngineRefusal | None = None
     prefill: bool = False
@@ -178,8 +178,8 @@ async def relay_answer(
         held, kind = b"", _content_type(answer.headers)
         if answer.status == 200 and kind.partition(b";")[0].strip() == b"application/json":  # not JSON lines
             held = await answer.hold(HELD_BYTES)
-            if answer.failure is not None:
-                return RelayNotStarted("died", answer.failure.value)
+            if (failure := answer.failure) is not None:
+                return RelayNotStarted("stuck" if failure is ExchangeFailure.STUCK else "died", failure.value)
         return await _stream(call, answer, outgoing, watch, kind, held)
 
 

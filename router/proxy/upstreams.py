@@ -37,22 +37,50 @@ class UpstreamTimeouts:
         self.idle_s = idle_s
 
 
+class ExchangeHandle:
+    """The exchange that carries a request now, for whoever may abandon it."""
+
+    __slots__ = ("_connection", "_number")
+
+    def __init__(self) -> None:
+        self._connection: EngineConnection | None = None
+        self._number = 0
+
+    def set(self, connection: EngineConnection) -> None:
+        """Note the connection, on which the request was just sent."""
+        self._connection, self._number = connection, connection.exchanges
+
+    def abandon(self) -> None:
+        """End the exchange as `ExchangeFailure.STUCK`; no effect before the request is sent and after its end."""
+        if self._connection is not None:
+            self._connection.abandon(self._number)
+
+
 class UpstreamRequest:
-    """A request to an engine; `target` is path and query. `sent`: it was written to a connection."""
+    """A request to an engine; `target` is path and query. `sent`: it was written to a connection. `handle`: of the
+    exchange; None if nobody abandons it.
+    """
 
     def __init__(
-        self, method: str, target: bytes, headers: ForwardedHeaders, body: bytes, rank: int | None = None
+        self,
+        method: str,
+        target: bytes,
+        headers: ForwardedHeaders,
+        body: bytes,
+        rank: int | None = None,
+        handle: ExchangeHandle | None = None,
     ) -> None:
         self.method = method
         self.target = target
         self.headers = headers
         self.body = body
         self.rank = rank
+        self.handle = handle
         self.sent = False
 
     def with_body(self, body: bytes) -> UpstreamRequest:
         """Return the same request with another body."""
-        return UpstreamRequest(self.method, self.target, self.headers, body, self.rank)
+        return UpstreamRequest(self.method, self.target, self.headers, body, self.rank, self.handle)
 
     def render_head(self, host: bytes, credentials: bytes) -> bytes:
         """Return the head for the engine at `host`, ready to be written. `credentials`: a header line, or nothing."""
@@ -65,10 +93,10 @@ class UpstreamRequest:
 
 class UpstreamUnanswered(NamedTuple):
     """No answer began. `connect`: the engine was not reached; `died`: the engine received the request; `late`: the
-    engine stayed silent.
+    engine stayed silent; `stuck`: the exchange was abandoned.
     """
 
-    reason: Literal["connect", "died", "late"]
+    reason: Literal["connect", "died", "late", "stuck"]
     detail: str
 
 
@@ -333,6 +361,8 @@ class _Engine:
     ) -> UpstreamExchange | UpstreamUnanswered:
         connection.send(request.method, head, request.body, first_byte_s, idle_s)
         request.sent = True
+        if request.handle is not None:
+            request.handle.set(connection)
         try:
             begun = await connection.wait_begin()
         except asyncio.CancelledError:
@@ -342,6 +372,8 @@ class _Engine:
             return UpstreamExchange(self, connection)
         self.take_back(connection)
         failure = connection.failure or ExchangeFailure.CLOSED
+        if failure is ExchangeFailure.STUCK:
+            return UpstreamUnanswered("stuck", failure.value)
         return UpstreamUnanswered("late" if failure is ExchangeFailure.LATE else "died", failure.value)
 
     async def _connect(self) -> EngineConnection | UpstreamUnanswered:

@@ -25,6 +25,13 @@ from router.scheduling.ticket import Ticket
 class AttemptWatch(PairWatch, Protocol):
     """Observes one attempt. It is used with `with`, so that a cancelled attempt is observed as well."""
 
+    @property
+    def begun(self) -> bool:
+        """Whether the first byte of the answer has arrived."""
+
+    def can_move(self) -> bool:
+        """Return whether another engine can answer instead, or continue the answer."""
+
     def on_end(self, end: RelayEnd) -> None:
         """Handle the end of the attempt."""
 

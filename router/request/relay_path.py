@@ -17,9 +17,10 @@ from router.proxy.disaggregated import PrefillLeg, relay_after, relay_beside
 from router.proxy.headers import ForwardedHeaders, HeaderRules, TraceHeader
 from router.proxy.relay import OutgoingRequest, RelayEnd, relay
 from router.proxy.token_ids import TokenIdUpstreams
-from router.proxy.upstreams import Upstream, UpstreamRequest, Upstreams, UpstreamTimeouts
+from router.proxy.upstreams import ExchangeHandle, Upstream, UpstreamRequest, Upstreams, UpstreamTimeouts
 from router.request.data_path import AttemptWatch, label_answer
 from router.request.request import Request
+from router.request.stuck_engines import StuckEngines
 from router.request.token_ids import offer_token_ids
 from router.scheduling.prefill_peers import PrefillPeers
 from router.scheduling.ticket import Ticket
@@ -46,6 +47,7 @@ class RelayPath:
         header_rules: HeaderRules,
         limits: UpstreamTimeouts,
         peers: PrefillPeers,
+        stuck_engines: StuckEngines,
         *,
         continuation_bytes: int = 0,
     ) -> None:
@@ -55,6 +57,7 @@ class RelayPath:
         self._header_rules = header_rules
         self._limits = limits
         self._peers = peers
+        self._stuck_engines = stuck_engines
 
     @property
     def renames(self) -> bool:
@@ -90,7 +93,8 @@ class RelayPath:
             upstreams = TokenIdUpstreams(
                 upstreams, plain, answering, offered.ids, offered.instances, offered.on_refusal
             )
-        with offered or NOTHING, watch:
+        handle = outgoing.request.handle = ExchangeHandle()
+        with offered or NOTHING, watch, self._stuck_engines.watch(request, ticket, watch, handle):
             if prefill is None:
                 end = await relay(request.call, upstreams, outgoing, self._limits, watch)
             else:

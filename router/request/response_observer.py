@@ -19,6 +19,7 @@ from router.fleet.engine_limits import OverLimit
 from router.fleet.instance import Instance
 from router.prompt.answer_model import AnswerModel
 from router.prompt.broken_stream import end_broken_stream
+from router.prompt.engine_tools import names_engine_tools
 from router.prompt.event_bytes import DONE, EVENT_END
 from router.prompt.prompt import Endpoint
 from router.prompt.stream_error import StreamError, is_clients_own
@@ -46,6 +47,7 @@ log = logging.getLogger("warmroute.request")
 OTHER: Final = Endpoint.OTHER  # a constant, as Python 3.11 runs code at each access to a member of an Enum
 RESPONSES: Final = Endpoint.RESPONSES
 ENGINE_ERROR: Final = 500  # status of an error in a stream that names no status
+MOVES_ALLOWED: Final = 2  # from stuck engines; the third engine's answer is waited for, as the request may be the cause
 
 
 class PrefilledKv(NamedTuple):
@@ -90,6 +92,8 @@ class ResponseObserver:
         self._follow = request.follow if prompt.stream else None
         self._half_end = False  # whether the last piece ended with the first line break of an event's end
         self._answering: Instance | None = None  # the instance that delivers the answer
+        self._progress = ticket.target.progress
+        self.begun = False  # the first byte of the answer has arrived
         self._wants_id = prompt.endpoint is RESPONSES  # True until the answer's id has passed
         self.prefilled: PrefilledKv | None = None
 
@@ -107,6 +111,8 @@ class ResponseObserver:
 
     def on_first_byte(self, status: int) -> None:
         record = self._ticket.record
+        self.begun = True
+        self._progress.pieces += 1
         self._ticket.status = record.status = status
         self._scheduler.on_first_byte(self._ticket)
         if self._tail is not None and status < 400:
@@ -129,6 +135,7 @@ class ResponseObserver:
 
     def feed(self, data: bytes) -> bytes:
         """Process a piece of the answer, and return the bytes that the client may get now."""
+        self._progress.pieces += 1
         if self._answering is not None:
             self._answering.delivered = True
         if self._tail is not None:
@@ -175,12 +182,25 @@ class ResponseObserver:
 
     def can_continue(self) -> bool:
         """Return whether another engine can continue the answer; if not, set the reason in the record."""
-        record = self._ticket.record
-        refusal = self._request.prompt.uncontinuable if self._stream is None else self._stream.find_refusal()
-        if refusal is None and record.policy is not None and not record.policy.continuation:
-            refusal = "off"
-        record.uncontinued = refusal
+        self._ticket.record.uncontinued = refusal = self._find_refusal()
         return self._stream is not None and refusal is None
+
+    def can_move(self) -> bool:
+        """Return whether another engine can answer instead, or continue the answer, and nothing is done twice that
+        shows: an engine runs its own tools, and stored responses have one engine.
+        """
+        request, attempts = self._request, self._ticket.record.attempts
+        if len(attempts) > MOVES_ALLOWED:
+            return False
+        if self.begun:
+            return self._stream is not None and request.prompt.stream and self._find_refusal() is None
+        return request.bound_to is None and not names_engine_tools(request.prompt)
+
+    def _find_refusal(self) -> str | None:
+        """Return why no other engine can continue the answer; None if one can."""
+        policy = self._ticket.record.policy
+        refusal = self._request.prompt.uncontinuable if self._stream is None else self._stream.find_refusal()
+        return "off" if refusal is None and policy is not None and not policy.continuation else refusal
 
     def on_end(self, end: RelayEnd) -> None:
         """Record in the ticket and the record how the relay ended."""
@@ -193,6 +213,9 @@ class ResponseObserver:
                 else:
                     ticket.end = "ok"
                     self._read_usage(usage)
+            case RelayBroken(failure=ExchangeFailure.STUCK as failure):
+                ticket.end = "stuck"
+                record.error = failure.value
             case RelayBroken(failure=failure, connect_s=connect_s):
                 record.stages.connect_ms = None if connect_s is None else connect_s * 1e3
                 error = self._find_error() if failure is ExchangeFailure.REPORTED else None
@@ -217,7 +240,7 @@ class ResponseObserver:
                         ticket.status, record.error = error.status or ENGINE_ERROR, _describe(error)
             case RelayNotStarted(prefill=True):
                 ticket.end = "prefill"
-            case RelayNotStarted(reason="connect" | "busy" | "died" as reason):
+            case RelayNotStarted(reason="connect" | "busy" | "died" | "stuck" as reason):
                 ticket.end = reason
 
     def _find_error(self) -> StreamError | None:

@@ -13,6 +13,9 @@ does not kill one engine after another. This single retry does not count against
 and the death of one engine must not fail the hundred requests that waited for that engine. After the first byte to
 the client, the request is not retried.
 
+An engine that has the request and makes no progress is given up (`stuck_engines.py`), twice per request at most. The
+next engine does not count against the budget either.
+
 A prefill/decode pair is one attempt with two engines (`proxy/disaggregated.py`). If the prefill half fails, another
 pair is tried, and after the second failure the answering engine computes the prompt itself. These retries are
 bounded as well, so they do not count against the budget.
@@ -134,7 +137,7 @@ def may_retry(last: RelayEnd, record: Record, retry_budget: RetryBudget) -> bool
     """
     if not isinstance(last, RelayNotStarted):
         return False
-    if last.moved_to is not None:
+    if last.moved_to is not None or last.reason == "stuck":
         return True
     if last.reason == "died":
         return record.deaths <= DEATHS_ALLOWED

@@ -57,9 +57,9 @@ class Ticket(TargetBooking):
 
 def judge_end(end: AttemptEnd | LegEnd, status: int | None) -> Verdict:
     """Return the breaker's verdict on an end. Neutral if the client left or may have, the router's deadline passed,
-    the other half failed, or the engine's queue is full.
+    the other half failed, or the engine's queue is full; and if it was stuck, which holds its breaker open already.
     """
-    if end in ("client_gone", "cut", "deadline", "busy", "prefill", "cancelled"):
+    if end in ("client_gone", "cut", "deadline", "busy", "stuck", "prefill", "cancelled"):
         return "neutral"
     if end == "connect":
         return "unreachable"

@@ -6,7 +6,7 @@ from typing import Final
 
 from router.scheduling.policy.record import Record
 
-ENDS: Final = frozenset({"connect", "busy", "died", "broken", "client_gone", "cut", "deadline", "prefill"})
+ENDS: Final = frozenset({"connect", "busy", "died", "stuck", "broken", "client_gone", "cut", "deadline", "prefill"})
 CLIENTS_OWN = frozenset({"client_gone", "engine_4xx"})
 """Reasons that are not faults of the router or of an engine: the client left, or an engine rejected what the client
 sent.

@@ -19,7 +19,7 @@ PAGE = (ROOT / "docs/operate/game-days.md").read_text(encoding="utf-8")
 
 
 def test_there_are_those_that_are_promised() -> None:
-    assert set(DAYS) == {"full", "short", "kills"}
+    assert set(DAYS) == {"full", "short", "kills", "stuck"}
 
 
 @pytest.mark.parametrize("name", DAYS)

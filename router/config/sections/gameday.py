@@ -14,8 +14,8 @@ from pydantic import Field, model_validator
 from router.config.sections.base import Positive, Seconds, Section
 
 FaultKind = Literal[
-    "kill", "freeze", "slow", "lossy_events", "wrong_events", "full_disk", "dead_pool", "partition", "bad_policy",
-    "clock_jump", "flood", "hang_ups",
+    "kill", "freeze", "wedge", "slow", "lossy_events", "wrong_events", "full_disk", "dead_pool", "partition",
+    "bad_policy", "clock_jump", "flood", "hang_ups",
 ]  # fmt: skip
 
 
@@ -30,6 +30,7 @@ class FaultTraits(NamedTuple):
 TRAITS: dict[FaultKind, FaultTraits] = {
     "kill": FaultTraits(("engine",), lasts=False),
     "freeze": FaultTraits(("engine",)),
+    "wedge": FaultTraits(("engine",)),
     "slow": FaultTraits(("engine", "factor")),
     "lossy_events": FaultTraits(("share",)),
     "wrong_events": FaultTraits(("engine",)),
@@ -83,7 +84,7 @@ class GamedayBounds(Section):
     p99_s: float | None = Field(default=None, gt=0)
     """longest time to first token at the 99th percentile of the load's answers, seconds"""
     longest_s: float | None = Field(default=None, gt=0)
-    """longest time to first token of any of these answers, seconds"""
+    """longest time that any client waits for its first token or for the next one, seconds"""
     hit_share: float | None = Field(default=None, ge=0, le=1)
     """smallest share of prompt tokens found in caches"""
     notice_s: float | None = Field(default=None, gt=0)

@@ -42,6 +42,7 @@ def describe_cell(scheduler: Scheduler, target: Target, trouble: str | None, now
         "revision": config.revision,
         "pairable": _is_pairable(target, peers),
         "breaker": target.breaker.state(now),
+        "stuck": None if target.stall is None else str(target.stall),
         "requests": load.requests,
         "prefilling": load.prefilling,
         "queued_ms": round(load.queued_ms(speed)),

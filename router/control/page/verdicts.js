@@ -34,7 +34,10 @@ function engines(store, cells) {
     if (of("down").length) problems.push({ level: "bad", text: `${names(of("down"))} down` });
     if (!of("ready").length) problems.push({ level: "bad", text: total ? "none is ready" : "no engine is known" });
     if (of("joining").length) problems.push({ level: "warn", text: `${names(of("joining"))} joining` });
-    const broken = cells.filter((cell) => cell.breaker && cell.breaker !== "closed").map((cell) => cell.id);
+    const stuck = cells.filter((cell) => cell.stuck).map((cell) => cell.id);
+    if (stuck.length) problems.push({ level: "bad", text: `stuck, with requests and no progress: ${names(stuck)}` });
+    const tripped = (cell) => cell.breaker && cell.breaker !== "closed" && !cell.stuck;
+    const broken = cells.filter(tripped).map((cell) => cell.id);
     if (broken.length) problems.push({ level: "bad", text: `breaker open at ${names(broken)}` });
     const distrusted = [...states.values()].filter((cell) => cell.distrust).map((cell) => cell.instance);
     if (distrusted.length) problems.push({ level: "warn", text: `${names(distrusted)} reports more than it may` });

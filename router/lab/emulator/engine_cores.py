@@ -258,7 +258,7 @@ class EngineCores:
         self.faults = faults
         for core in self.all:
             core.engine.slowdown = faults.slow
-            if faults.freeze:
+            if faults.freeze or faults.wedge:
                 core.may_run.clear()
             else:
                 core.may_run.set()

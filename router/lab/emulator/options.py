@@ -31,6 +31,7 @@ class EngineFaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     unhealthy: bool = False  # GET /health: 503
     hang: tuple[str, ...] = ()  # path prefixes: no answer, as from a front end that is too busy
     freeze: bool = False  # accept connections and requests, answer none, step and publish nothing
+    wedge: bool = False  # step and publish nothing, while everything else works: probes, metrics, accepting requests
     refuse_ids: bool = False  # chats that carry token ids: 400
     ignore_ids: bool = False  # token ids in chats are ignored, as by engines before 0.32
     renders: Literal["as_tokenized", "same_count", "other_count", "special_as_text"] = "as_tokenized"  # ids of

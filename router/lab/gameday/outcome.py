@@ -5,7 +5,7 @@ load that ended in that time (not those of a flood, nor those whose clients hang
 
     failed       requests without a complete answer
     p99_s        time to first token, 99th percentile of the answers
-    longest_s    the longest time to first token
+    longest_s    the longest that a client waited for its first token or for the next one
     hit_share    share of the prompt tokens that engines found in their caches
     notice_s     from the begin until the router's metrics show the fault; None: they never did
     recover_s    from the fault's end until the last sign of it: metrics that are not as before the fault, or a
@@ -153,7 +153,7 @@ def _measure(name: str, detail: str, began_s: float, ended_s: float, rows: Seque
         failed=len(rows) - len(answers),
         p50_s=quantile(waits, 0.5),
         p99_s=quantile(waits, 0.99),
-        longest_s=waits[-1] if waits else None,
+        longest_s=max((max(one.ttft_s, one.pause_s or 0.0) for one in answers if one.ttft_s is not None), default=None),
         hit_share=compute_hit_share(answers),
         notice_s=None,
         recover_s=None,

@@ -132,6 +132,8 @@ async def begin_fault(stage: Stage, fault: GamedayFault) -> None:
             stage.kill_engine(engine)
         case "freeze":
             stage.freeze_engine(engine)
+        case "wedge":
+            await stage.set_engine_faults(engine, wedge=True)
         case "slow":
             await stage.set_engine_faults(engine, slow=fault.factor)
         case "lossy_events":
@@ -159,6 +161,8 @@ async def end_fault(stage: Stage, fault: GamedayFault) -> None:
     match fault.fault:
         case "freeze":
             stage.continue_engines()
+        case "wedge":
+            await stage.set_engine_faults(engine, wedge=False)
         case "slow":
             await stage.set_engine_faults(engine, slow=1.0)
         case "lossy_events":

@@ -89,12 +89,14 @@ def _engine_failed(now: MetricsReading, before: MetricsReading) -> bool:
 
 
 def _engine_is_slow(now: MetricsReading, before: MetricsReading) -> bool:
-    return any(us > SLOWER * before.prefill_us.get(name, us) for name, us in now.prefill_us.items())
+    slower = (us > SLOWER * before.prefill_us.get(name, us) for name, us in now.prefill_us.items())
+    return bool(now.tripped - before.tripped) or any(slower)
 
 
 NOTICED_BY: dict[FaultKind, Callable[[MetricsReading, MetricsReading], bool]] = {
     "kill": _engine_failed,
     "freeze": _engine_failed,
+    "wedge": _engine_failed,
     "partition": _engine_failed,
     "slow": _engine_is_slow,
     "lossy_events": lambda now, before: now.gaps > before.gaps,

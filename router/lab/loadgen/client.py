@@ -24,9 +24,12 @@ EXACT_LENGTH = {"temperature": 0, "ignore_eos": True, "stream": True, "stream_op
 
 
 class ClientAnswer(NamedTuple):
-    """An answer. Times are milliseconds from sending the request; `cached_tokens` None: not reported."""
+    """An answer. Times are milliseconds from sending the request, `pause_ms` is the longest time between two chunks;
+    `cached_tokens` None: not reported.
+    """
 
     ttft_ms: float
+    pause_ms: float
     total_ms: float
     text: str
     token_ids: tuple[int, ...]
@@ -154,7 +157,8 @@ class LoadClient:
             return ClientFailure(200, f"a chunk cannot be read: {error}")
 
     async def _read(self, response: httpx.Response, began_s: float) -> ClientAnswer | ClientFailure:
-        first_s = opened_s = usage = None
+        first_s = opened_s = last_s = usage = None
+        pause_s = 0.0
         text: list[str] = []
         ids: list[int] = []
         async for line in _lines(response):
@@ -166,6 +170,7 @@ class LoadClient:
             for choice in chunk.choices:
                 now_s = self._clock.now()
                 opened_s = now_s if opened_s is None else opened_s
+                pause_s, last_s = max(pause_s, now_s - (last_s or now_s)), now_s
                 if first_s is None and (choice.delta is None or choice.delta.has_text):
                     first_s = now_s
                 text.append(choice.text if choice.delta is None else choice.delta.content or "")
@@ -176,6 +181,7 @@ class LoadClient:
             return ClientFailure(200, "the stream ended without a token or without usage")
         return ClientAnswer(
             ttft_ms=(first_s - began_s) * 1e3,
+            pause_ms=pause_s * 1e3,
             total_ms=(self._clock.now() - began_s) * 1e3,
             text="".join(text),
             token_ids=tuple(ids),

@@ -58,7 +58,8 @@ class SentRequest(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     duration_s: float  # to the last token, or to the failure
     planned_tokens: int  # of the prompt
     planned_output_tokens: int
-    ttft_s: float | None = None  # this and the next three: `None` for a failure
+    ttft_s: float | None = None  # this and the next four: `None` for a failure
+    pause_s: float | None = None  # the longest between two chunks
     prompt_tokens: int | None = None
     output_tokens: int | None = None
     cached_tokens: int | None = None  # `None` also when the endpoint does not report it
@@ -189,6 +190,7 @@ def _describe(
         planned_tokens=turn.prompt_tokens,
         planned_output_tokens=turn.output_tokens,
         ttft_s=answered and answered.ttft_ms / 1e3,
+        pause_s=answered and answered.pause_ms / 1e3,
         prompt_tokens=answered and answered.prompt_tokens,
         output_tokens=answered and answered.output_tokens,
         cached_tokens=answered and answered.cached_tokens,

@@ -50,6 +50,10 @@ def check_targets(subject: Subject) -> Iterator[FleetFinding]:
         for target in one.get("targets", ()):
             at = (str(target["id"]),)
             stream, promises = target.get("stream"), target.get("promises") or {}
+            if (stuck := target.get("stuck")) is not None:
+                why = "it gets no requests, and those that it had are moved where another engine can take them"
+                change = "restart it, after a stack dump (py-spy dump, cuda-gdb): its health probe may not show this"
+                yield FleetFinding("fault", f"it is stuck: {stuck}", why, change, at)
             if target.get("breaker") == "open":
                 why, change = "it gets no requests", "look at its log: three requests in a row failed there"
                 yield FleetFinding("fault", "its circuit breaker is open", why, change, at)

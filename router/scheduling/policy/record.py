@@ -22,6 +22,7 @@ AttemptEnd = Literal[
     "connect",
     "busy",
     "died",
+    "stuck",
     "broken",
     "continued",
     "client_gone",
@@ -37,6 +38,7 @@ AttemptEnd = Literal[
     connect      the engine was not reached
     busy         the engine answered 503
     died         the engine closed the connection before the first byte of its answer
+    stuck        the engine made no progress, and the request was placed elsewhere
     broken       the engine failed after the first byte of its answer
     continued    as `broken`, but the next attempt continued the answer, or the router added the missing end
     client_gone  the client disconnected

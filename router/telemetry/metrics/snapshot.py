@@ -19,7 +19,7 @@ from router.scheduling.experiments.regret import ChoiceComparison
 from scorers.contract import Speed
 
 INSTANCE_STATES = ("joining", "ready", "draining", "down")
-BREAKER_STATES = ("closed", "open", "half_open")
+BREAKER_STATES = ("closed", "open", "half_open", "stuck")
 STREAM_STATES = ("off", "new", "replaying", "live", "lost")
 TOKENIZER_SOURCES = ("local", "remote", "unknown")
 LINKS = ("cpu", "disk", "pool", "pool_disk", "peer")

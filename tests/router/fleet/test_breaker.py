@@ -229,3 +229,51 @@ def test_failures_of_one_client_elsewhere_do_not_close_the_target_to_others_that
     nobody_else = CircuitBreaker(3, 10.0)
     nobody_else.on_opened_elsewhere("ann", several=False, now=1.0)
     assert (nobody_else.state(1.0), nobody_else.times_opened) == ("open", 0)
+
+
+# -- stuck
+
+
+def test_a_stuck_target_is_held_open_until_it_makes_progress() -> None:
+    breaker = served("a")
+    breaker.on_stuck(10.0)
+    assert breaker.state(10.0) == "stuck"
+    assert breaker.unreachable, "so it is the last choice in a panic"
+    story(breaker, (11.0, "a", "success"), (11.0, "b", "failure"), (11.0, "c", "unreachable"))
+    assert breaker.state(11.0) == "stuck", "what was sent before says nothing of now"
+    assert not breaker.allows(14.9)
+    breaker.on_progress(14.9)
+    assert breaker.state(14.9) == "closed"
+    assert breaker.times_opened == 1
+
+
+def test_a_stuck_target_is_tried_after_twice_as_long_each_time() -> None:
+    breaker = CircuitBreaker(failures=3, open_s=5.0)
+    now, waits = 0.0, []
+    for _ in range(6):
+        breaker.on_stuck(now)
+        breaker.on_stuck(now + 0.25)
+        began = now
+        while not breaker.allows(now):
+            now += 0.5
+        waits.append(now - began)
+        breaker.on_request_sent(now)
+        assert not breaker.allows(now + 1)
+        breaker.on_request_end("neutral", now + 3)
+        now += 3
+    assert waits == [5, 10, 20, 40, 60, 60]
+    breaker.on_request_sent(now + 60)
+    breaker.on_request_end("success", now + 61)
+    assert breaker.state(now + 61) == "closed"
+
+
+def test_a_target_that_is_stuck_again_soon_waits_longer_than_one_long_well() -> None:
+    breaker = CircuitBreaker(failures=3, open_s=5.0)
+    for at, allowed_after in ((0.0, 5.0), (30.0, 10.0), (200.0, 5.0)):
+        breaker.on_stuck(at)
+        assert not breaker.allows(at + allowed_after - 0.1)
+        assert breaker.allows(at + allowed_after)
+        breaker.on_progress(at + 10.0)
+    for _ in range(3):
+        breaker.on_request_end("failure", 400.0, None)
+    assert breaker.allows(405.0), "an ordinary failure waits as configured"

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.clock import ManualClock
+from router.fleet.progress import TargetProgress
 from router.prompt.answer_ids import ContinuationBudget
 from router.prompt.answer_model import AnswerModel
 from router.prompt.answer_tail import StopStrings
@@ -238,7 +239,8 @@ class Scene:
         self.request.counts_events = True
         record = Record("r-0", 0, 0.0, 0.0, "/v1/chat/completions", "m", True, "unknown", None, Stages())
         attempt = SimpleNamespace(continued_tokens=None)
-        self.ticket: Any = SimpleNamespace(record=record, attempt=attempt, status=200, end="client_gone")
+        target = SimpleNamespace(progress=TargetProgress())
+        self.ticket: Any = SimpleNamespace(record=record, attempt=attempt, target=target, status=200, end="client_gone")
         services = some_services(
             scheduler=Scheduler.__new__(Scheduler),  # nothing of it is used
             tokenization=SimpleNamespace(),

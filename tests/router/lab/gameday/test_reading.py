@@ -48,6 +48,7 @@ def test_another_pages_names_are_left_alone() -> None:
 SIGNS: dict[FaultKind, dict[str, object]] = {
     "kill": {"restarts": 1.0},
     "freeze": {"not_ready": frozenset({"a"})},
+    "wedge": {"tripped": frozenset({"a/0"})},
     "partition": {"tripped": frozenset({"a/0"})},
     "slow": {"prefill_us": {"a": 160.0}},
     "lossy_events": {"gaps": 1.0},

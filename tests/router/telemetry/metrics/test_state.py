@@ -102,7 +102,7 @@ def test_states_are_one_of_all() -> None:
     now = RouterSnapshot([READY, SILENT])
     assert states(now, "warmroute_instance_state", instance="a") == {"joining": 0, "ready": 1, "draining": 0, "down": 0}
     assert states(now, "warmroute_instance_state", instance="b") == {"joining": 0, "ready": 0, "draining": 0, "down": 1}
-    assert states(now, "warmroute_breaker_state", target="a/0") == {"closed": 0, "open": 0, "half_open": 1}
+    assert states(now, "warmroute_breaker_state", target="a/0") == {"closed": 0, "open": 0, "half_open": 1, "stuck": 0}
     stream = states(now, "warmroute_stream_state", target="b/0")
     assert stream == {"off": 0, "new": 1, "replaying": 0, "live": 0, "lost": 0}
 
