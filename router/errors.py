@@ -12,6 +12,7 @@ value instead.
         +-- MethodNotAllowed 405  with Allow
         +-- TooLarge         413
         +-- UnsupportedCoding 415 the body is compressed
+        +-- PoisonRefused    422  engines died on this prompt a short time ago
         +-- UpgradeRequired  426  a WebSocket handshake where there is only HTTP
         +-- TooBusy          429  with Retry-After
         +-- InternalError    500  a bug of the router's own
@@ -183,6 +184,10 @@ class UnsupportedCoding(RequestRefused):
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
         return [(b"accept-encoding", b"identity")]
+
+
+class PoisonRefused(RequestRefused):
+    status, kind = 422, "invalid_request_error"
 
 
 class UpgradeRequired(RequestRefused):

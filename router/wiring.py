@@ -45,6 +45,7 @@ FEATURES: Sequence[tuple[str, Callable[[schema.Config], object]]] = (
     ("pool.feature:PoolFeature", lambda config: config.pool),
     ("preload.feature:PreloadFeature", lambda config: config.preload.enabled),
     ("continuation.feature:ContinuationFeature", lambda config: config.limits.continuation_bytes),
+    ("poison.feature:PoisonFeature", lambda config: True),
     ("tracing.feature:TracingFeature", lambda config: config.tracing),
     ("decision_log.feature:DecisionLogFeature", lambda config: config.records.decision_log),
 )

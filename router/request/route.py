@@ -9,9 +9,9 @@ that disconnects), the booking is released exactly once, and everything that the
 Retries: connection failures and 503 are retried on another engine, within the router's retry budget, because the
 engine has done no work. If an engine took the request and died before its first byte, the request may be the cause:
 one more engine is tried, and a second death ends the request with 502 and marks its record, so that a poison prompt
-does not kill one engine after another. This single retry does not count against the budget: there is at most one,
-and the death of one engine must not fail the hundred requests that waited for that engine. After the first byte to
-the client, the request is not retried.
+does not kill one engine after another; `features/poison` then refuses it for a while. This single retry does not
+count against the budget: there is at most one, and the death of one engine must not fail the hundred requests that
+waited for that engine. After the first byte to the client, the request is not retried.
 
 An engine that has the request and makes no progress is given up (`stuck_engines.py`), twice per request at most. The
 next engine does not count against the budget either.
