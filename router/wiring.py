@@ -33,6 +33,7 @@ from router.request.retry_budget import RetryBudget
 from router.request.services import Identify, Services
 from router.request.stages import build_request_path
 from router.request.stored_responses import StoredResponseFinder
+from router.telemetry.failed_attempts import FailedAttempts
 from router.telemetry.metrics.exposition import PageForm
 from router.telemetry.metrics.shared_scrape import SharedScrape
 
@@ -87,6 +88,7 @@ def build_services(core: Core, features: Iterable[Feature]) -> Services:
         suspect=core.health.suspect,
         show=core.recent_records.add,
         metrics=core.metrics,
+        failed_attempts=FailedAttempts(core.tasks),
         admin_tokens=AdminTokens(config.admin.tokens),
         stored_responses=StoredResponseFinder(core.scheduler, core.upstreams.fetch, core.clock),
         run_id=core.run_id,

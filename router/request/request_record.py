@@ -60,5 +60,7 @@ def close_record(record: Record, services: Services) -> None:
     record.done = True
     services.metrics.on_request_end(record)
     services.scheduler.complete(record)
+    if len(record.attempts) > 1 or record.error is not None:
+        services.failed_attempts.add(record)
     if services.config.log.access:
         log_request(record)

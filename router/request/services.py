@@ -23,6 +23,7 @@ from router.request.retry_budget import RetryBudget
 from router.request.stored_responses import StoredResponseFinder
 from router.scheduling.policy.record import Record
 from router.scheduling.scheduler import Scheduler
+from router.telemetry.failed_attempts import FailedAttempts
 from router.telemetry.metrics.prometheus import Metrics
 from router.tenants.tenant import Tenant
 
@@ -55,6 +56,7 @@ class Services:
     suspect: Callable[[str], None]  # probes an instance now, because a request to it failed
     show: Callable[[Record], None]  # makes a new open record visible in the admin API
     metrics: Metrics
+    failed_attempts: FailedAttempts
     admin_tokens: AdminTokens
     stored_responses: StoredResponseFinder
     run_id: str  # prefix of the ids of all records of this process

@@ -61,7 +61,8 @@ class OpenAttempt:
         known, overlap = request.known, None if ticket.estimate is None else ticket.estimate.overlap
         self._body = b"" if known is not None and known.complete else request.prompt.body
         self.tokens = len(known.ids) if known is not None and known.complete else len(self._body) // BYTES_PER_TOKEN
-        self.missing_tokens = max(0, self.tokens - (0 if overlap is None else overlap.expected_tokens))
+        held = overlap.expected_tokens if overlap is not None and overlap.source == "events" else 0
+        self.missing_tokens = max(0, self.tokens - held)
         self._waits = ticket.prefill is not None  # for another engine's KV
         self._unknown: bool | None = None  # None: not examined yet
 

@@ -230,13 +230,13 @@ async def _serve_simulated(settings: Config, spec: EmbeddedFleetConfig, file: Pa
 
 
 async def _serve_stack(settings: Config, running: RunningStack, file: Path) -> None:
-    """Serve until the router is stopped. Raises StackFailed when one of the stack's processes ends by itself."""
+    """Serve until the router is stopped. Processes of the stack that end by themselves are started again."""
     from router.cli.serve.run import serve_router
     from router.lab.local_stack.supervisor import build_router_config
 
     try:
         async with asyncio.TaskGroup() as group:
-            watch = group.create_task(running.wait_for_failure(), name="stack:watch")
+            watch = group.create_task(running.keep_running(), name="stack:watch")
             changed = build_router_config(settings, running)
             await serve_router(changed, lambda app: _print_first_steps(app, running.config.served_name), file)
             watch.cancel()

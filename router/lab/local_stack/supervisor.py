@@ -35,6 +35,8 @@ from router.lab.local_stack.process import StackProcess
 
 POLL_INTERVAL_S = 0.1
 STOP_TIMEOUT_S = 10.0
+FIRST_PAUSE_S = 0.5  # before a process that has ended is started again
+LONGEST_PAUSE_S = 30.0
 
 ReportLine = Callable[[str], None]
 
@@ -132,11 +134,27 @@ class RunningStack:
         ended = (one for one in self._processes.values() if not one.is_running() and one.name not in self._killed)
         return next((process.describe_end() for process in ended), None)
 
-    async def wait_for_failure(self) -> NoReturn:
-        """Wait without blocking the event loop. Raises StackFailed when a process has ended by itself."""
-        while (line := self.describe_failure()) is None:  # noqa: ASYNC110  only polling shows the end of a process
+    async def keep_running(self) -> NoReturn:
+        """Start each process that ends by itself again, as a pod is, until cancelled, after a pause that doubles with
+        each of its ends.
+        """
+        pauses_s: dict[str, float] = {}
+        due_s: dict[str, float] = {}
+        while True:
+            for process in self._processes.values():
+                name = process.name
+                if process.is_running() or name in self._killed:
+                    continue
+                if name not in due_s:
+                    pause_s = pauses_s.get(name, FIRST_PAUSE_S)
+                    pauses_s[name] = min(LONGEST_PAUSE_S, 2 * pause_s)
+                    due_s[name] = self._clock.now() + pause_s
+                    self._report(f"{process.describe_end()}; starting it again in {pause_s:g} s")
+                elif self._clock.now() >= due_s[name]:
+                    del due_s[name]
+                    process.kill()  # its workers may have outlived it, and hold its ports
+                    process.start()
             await asyncio.sleep(POLL_INTERVAL_S)
-        raise StackFailed(line)
 
     # start and stop
 

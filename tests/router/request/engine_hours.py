@@ -20,6 +20,7 @@ from router.fleet.fleet import Fleet
 from router.fleet.instance import Instance
 from router.fleet.load import Booking
 from router.fleet.progress import Stall
+from router.kvcache.engine_hashes import EngineChain
 from router.lab.rng import Rng
 from router.lab.simulator.engine_types import EngineShape, RequestId, SequenceRequest
 from router.lab.simulator.step_engine import StepEngine
@@ -27,7 +28,8 @@ from router.lab.sweep.options import load_profile
 from router.request.stuck_engines import CHECK_S, sum_work
 from scorers.contract import Speed
 
-LOAD = 0.6  # of what the engine can do, in the mean
+LOAD = 0.4  # of what the engine can do in the mean, if it finds chats cached; bursts fill it
+MOST_WAITING = 20
 QUIET_S, BURST_S = 120.0, 240.0  # half the load, then one and a half times as much
 KINDS = ((0.80, 200, 2_000), (0.17, 8_000, 30_000), (0.03, 90_000, 110_000))  # share, new tokens from and to
 CHATS = 12  # that a request may continue
@@ -83,11 +85,18 @@ class EngineHours:
                 next_check = now + CHECK_S
         self._now = now
 
+    def _find_held(self, request: SequenceRequest) -> list[int]:
+        """Return the leading blocks of a prompt that are cached now."""
+        labels = [EngineChain.event_hash(digest) for digest in self.engine.digests(request)]
+        return self.engine._pool.find_leading(labels)
+
     def _uniform(self) -> float:
         return (self.rng.below(1_000_000) + 0.5) / 1_000_000
 
     def _send(self, now: float) -> float:
-        """Send one request; return the time until the next."""
+        """Send one request, unless too many wait already; return the time until the next."""
+        if self.engine.gauges().waiting >= MOST_WAITING:
+            return 1.0
         drawn, chat = self._uniform(), self.rng.below(CHATS)
         low, high = next((low, high) for share, low, high in _up_to() if drawn < share)
         new, output = low + self.rng.below(high - low), 8 + self.rng.below(500)
@@ -95,15 +104,17 @@ class EngineHours:
             self._chats[chat] = []
         self._chats[chat] = ids = [*self._chats[chat], *(self.rng.below(1 << 20) for _ in range(new))]
         own = self.rng.below(10) > 0
-        id = self.engine.submit(SequenceRequest(ids, output), now)
+        request = SequenceRequest(ids, output)
+        missing = len(ids) - 16 * len(self._find_held(request))  # what an index of the engine's events knows
+        id = self.engine.submit(request, now)
         assert not isinstance(id, str), id
         if self._step_s is None:
             self._step_s = now
         self.requests += 1
         self.longest_tokens = max(self.longest_tokens, len(ids))
         if own:
-            booking = self.target.book(new, len(ids))
-            self._sent[id] = Sent(booking, now, len(ids), _attempt(self.rng.below(5) > 0, new, len(ids)))
+            booking = self.target.book(missing, len(ids))
+            self._sent[id] = Sent(booking, now, len(ids), _attempt(self.rng.below(5) > 0, missing, len(ids)))
         work_s = self.profile.prefill_s(new, 0) + output * self.profile.step_s(0, 0, 1, len(ids)) / 8
         load = LOAD * (0.5 if now % (QUIET_S + BURST_S) < QUIET_S else 1.25)
         return -log(self._uniform()) * work_s / load

@@ -12,7 +12,7 @@ def test_a_busy_engine_is_not_stuck_until_it_stops() -> None:
     made = EngineHours(seed=1, freeze_at_s=240.0)
     made.run(240.0)
     assert made.alarms == []
-    assert made.requests > 150
+    assert made.requests > 100
     assert made.longest_tokens > 90_000
     made.run(60.0)
     at_s, stall = made.alarms[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import socket
@@ -16,6 +17,7 @@ from router.config.sections.local_stack import LocalStackConfig
 from router.lab.local_stack.commands import EngineExtras, prefill
 from router.lab.local_stack.preflight import PortTaken
 from router.lab.local_stack.supervisor import RunningStack, StackFailed, build_router_config
+from tests.fakes.engines import eventually
 
 MakeConfig = Callable[..., LocalStackConfig]
 
@@ -110,11 +112,24 @@ def test_a_kill_is_not_a_death_and_a_restart_has_the_same_port(make_config: Make
         assert stack.engines[0].pid != before.pid
 
 
-async def test_a_death_is_told(make_config: MakeConfig, venv: Path) -> None:
-    with RunningStack(make_config(), venv=venv) as stack:
-        os.kill(stack.engines[1].pid, 9)
-        with pytest.raises(StackFailed, match="engine-1 was killed by signal 9: "):
-            await stack.wait_for_failure()
+async def test_one_that_dies_is_started_again_and_reported(make_config: MakeConfig, venv: Path) -> None:
+    lines: list[str] = []
+    with RunningStack(make_config(), [EngineExtras(("--offspring",))], report=lines.append, venv=venv) as stack:
+        before = stack.engines
+        watch = asyncio.create_task(stack.keep_running())
+        try:
+            for _ in range(2):
+                dead = stack.engines[0].pid
+                os.kill(dead, 9)
+                await eventually(lambda dead=dead: stack.engines[0].pid != dead)  # type: ignore[misc]
+                await asyncio.to_thread(stack.wait, "engine-0")
+        finally:
+            watch.cancel()
+        assert stack.engines[0].url == before[0].url
+        assert stack.engines[1] == before[1]
+        ends = [line for line in lines if "starting it again" in line]
+        assert [line.rpartition("in ")[2] for line in ends] == ["0.5 s", "1 s"]
+        assert all(line.startswith("engine-0 was killed by signal 9: ") for line in ends)
 
 
 def test_a_router_config_has_engines_pool_and_tokenizer(make_config: MakeConfig, venv: Path, tmp_path: Path) -> None:
