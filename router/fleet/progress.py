@@ -87,6 +87,9 @@ class TargetProgress:
     def check(self, work: OpenWork, book: LoadBook, speed: Speed, now: float) -> Stall | None:
         """Return the evidence that the target, which has work, is stuck now; None if there is none."""
         self.moves = False
+        if not (work.prefills or work.unknown or work.streams):  # all clients have paused
+            self.rest()
+            return None
         if self._checked_at is None:
             self._checked_at, self._pieces_seen, self.prefilled_ms = now, self.pieces, 0.0
             self._silent_s = self._behind_s = 0.0

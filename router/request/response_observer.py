@@ -18,8 +18,8 @@ from router.errors import quote_name
 from router.fleet.engine_limits import OverLimit
 from router.fleet.instance import Instance
 from router.prompt.answer_model import AnswerModel
+from router.prompt.api.continuable import names_engine_tools
 from router.prompt.broken_stream import end_broken_stream
-from router.prompt.engine_tools import names_engine_tools
 from router.prompt.event_bytes import DONE, EVENT_END
 from router.prompt.prompt import Endpoint
 from router.prompt.stream_error import StreamError, is_clients_own
@@ -194,7 +194,8 @@ class ResponseObserver:
             return False
         if self.begun:
             return self._stream is not None and request.prompt.stream and self._find_refusal() is None
-        return request.bound_to is None and not names_engine_tools(request.prompt)
+        prompt = request.prompt
+        return request.bound_to is None and not (prompt.endpoint is RESPONSES and names_engine_tools(prompt.body))
 
     def _find_refusal(self) -> str | None:
         """Return why no other engine can continue the answer; None if one can."""

@@ -93,13 +93,13 @@ class OpenAttempt:
 
 
 class StuckEngines:
-    """The open attempts by target, and what becomes of them if the target is stuck."""
+    """All open attempts by target. Those of a stuck target are moved."""
 
     def __init__(self, fleet: Fleet, clock: Clock) -> None:
         self._fleet = fleet
         self._clock = clock
         self._attempts: dict[Target, set[OpenAttempt]] = {}
-        self.moved = 0
+        self._stuck: set[Target] = set()  # of which the log has a line
 
     def watch(self, request: Request, ticket: Ticket, watch: AttemptWatch, handle: ExchangeHandle) -> OpenAttempt:
         """Return the attempt, to be entered while it runs; `handle` abandons its exchange."""
@@ -139,11 +139,14 @@ class StuckEngines:
         work = sum_work(attempts, speed, silent=target.instance.failures > 0)
         stall = progress.check(work, target.load_book, speed, now)
         if stall is None:
-            if breaker.stuck and progress.moves:
+            if progress.moves:
                 breaker.on_progress(now)
-                log.warning("%s: makes progress again", target.id)
+            if target in self._stuck and not breaker.stuck:
+                self._stuck.remove(target)
+                log.warning("%s is no longer stuck", target.id)
             return
-        if not breaker.stuck:
+        if target not in self._stuck:
+            self._stuck.add(target)
             log.warning("%s is stuck: %s", target.id, stall)
         breaker.on_stuck(now)
         for attempt in list(attempts):
@@ -155,7 +158,6 @@ class StuckEngines:
         if stall.seconds < min(MOST_WAIT_S, again_s) or not attempt.watch.can_move():
             return
         if self._fleet.has_other(attempt.model, attempt.target, now):
-            self.moved += 1
             attempt.handle.abandon()
 
 

@@ -91,6 +91,7 @@ CHECKED_FIELDS = (
 """Fields that determine whether an answer can be continued."""
 
 _MEDIA_TYPES = (b'"image_url"', b'"input_image"', b'"input_audio"', b'"audio_url"', b'"video_url"', b'"image_pil"')
+_ENGINE_TOOLS = b'"mcp"', b'"code_interpreter"', b'"web_search_preview"', b'"container"'  # vLLM's
 
 
 def find_refusal(
@@ -165,10 +166,17 @@ def _option(field: Raw, name: str) -> Any:
 
 def has_media(body: bytes) -> bool:
     """Return whether a message of a chat may have a part that is not text: such a chat is not continued
-    (`multimodal`). Called only when an engine has failed, as a body may be large. In text that quotes such a type,
-    the quotes are escaped.
+    (`multimodal`). Called only when an engine has failed or keeps a request waiting, as a body may be large. In text
+    that quotes such a type, the quotes are escaped.
     """
     return any(kind in body for kind in _MEDIA_TYPES)
+
+
+def names_engine_tools(body: bytes) -> bool:
+    """Return whether a request of `/v1/responses` may name tools that the engine runs itself: answering it twice may do
+    something twice. Called only when an engine is stuck.
+    """
+    return any(kind in body for kind in _ENGINE_TOOLS)
 
 
 def _is_many(prompt: Raw) -> bool:

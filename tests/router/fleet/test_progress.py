@@ -150,6 +150,13 @@ def test_without_work_nothing_is_measured() -> None:
         assert watched.check(STREAMS) is None, "it counts from anew"
 
 
+def test_clients_that_do_not_read_wait_for_nothing() -> None:
+    watched = Watched()
+    watched.check(STREAMS)
+    assert watched.until_stuck(STREAMS._replace(streams=0)) is None
+    assert watched.check(STREAMS) is None
+
+
 def test_a_router_that_was_stopped_blames_nobody() -> None:
     watched = Watched()
     watched.check(STREAMS, tokens=100, pieces=100)
