@@ -24,9 +24,6 @@ from router.telemetry.metrics.family import build_family
 
 log = logging.getLogger("warmroute.request")
 
-DIED = "breaks"  # why a stream was not continued: engine after engine failed on it
-DEADLY = frozenset(("died", "broken", "continued"))  # ends of attempts
-
 
 class PoisonShape(OpenShape):
     """A prompt that is refused. `id`: a digest of its model and tokens."""
@@ -72,11 +69,11 @@ class PoisonFeature(Feature, Held):
         record = request.record
         if record is None:
             return
-        if not (record.poison or record.uncontinued == DIED):
+        if not record.poison:
             if self.book.has_suspects and record.status == 200 and record.error is None:
                 self.book.acquit(self._name(request))
             return
-        targets = tuple(attempt.decision.target for attempt in record.attempts if attempt.end in DEADLY)
+        targets = tuple(attempt.decision.target for attempt in record.attempts if attempt.end == "died")
         digest, until_s = self._name(request), self._clock.now() + KEPT_S
         prompt = PoisonPrompt(digest, until_s, self._clock.wall(), record.model, record.sender, targets)
         for other in self.book.blame(prompt):

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import sys
 from math import log
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from router.config import schema
 from router.fleet.engine_facts import Gauges, ModelCard
@@ -25,8 +24,8 @@ from router.lab.rng import Rng
 from router.lab.simulator.engine_types import EngineShape, RequestId, SequenceRequest
 from router.lab.simulator.step_engine import StepEngine
 from router.lab.sweep.options import load_profile
-from router.request.stuck_engines import CHECK_S, sum_work
-from scorers.contract import Speed
+from router.request.stuck_engines import CHECK_S, OpenAttempt, sum_work
+from tests.router.proxy.connections import an_exchange
 
 LOAD = 0.4  # of what the engine can do in the mean, if it finds chats cached; bursts fill it
 MOST_WAITING = 20
@@ -36,13 +35,21 @@ CHATS = 12  # that a request may continue
 LONGEST = 120_000  # tokens of a chat, which then begins anew
 
 
+class Watch:
+    """Whether an answer has begun."""
+
+    def __init__(self) -> None:
+        self.begun = False
+
+
 class Sent(NamedTuple):
     """A request of this router at the engine."""
 
     booking: Booking
     sent_s: float
     prompt: int
-    attempt: Any  # what `sum_work` reads of an attempt
+    attempt: OpenAttempt
+    watch: Watch
 
 
 class EngineHours:
@@ -114,10 +121,19 @@ class EngineHours:
         self.longest_tokens = max(self.longest_tokens, len(ids))
         if own:
             booking = self.target.book(missing, len(ids))
-            self._sent[id] = Sent(booking, now, len(ids), _attempt(self.rng.below(5) > 0, missing, len(ids)))
+            self._sent[id] = Sent(booking, now, len(ids), *self._attempt(missing, len(ids)))
         work_s = self.profile.prefill_s(new, 0) + output * self.profile.step_s(0, 0, 1, len(ids)) / 8
         load = LOAD * (0.5 if now % (QUIET_S + BURST_S) < QUIET_S else 1.25)
         return -log(self._uniform()) * work_s / load
+
+    def _attempt(self, missing: int, tokens: int) -> tuple[OpenAttempt, Watch]:
+        """Return an attempt, four of five for a stream, with what `sum_work` reads of it."""
+        attempt, watch = OpenAttempt.__new__(OpenAttempt), Watch()
+        attempt.target, attempt.call = self.target, an_exchange()
+        attempt.watch = watch  # type: ignore[assignment]  # the part of it that is read
+        attempt.stream, attempt.tokens, attempt.missing_tokens = self.rng.below(5) > 0, tokens, missing
+        attempt._counted = attempt._unknown = False
+        return attempt, watch
 
     def _step(self, now: float) -> None:
         if now >= self._freeze_at_s:
@@ -139,8 +155,8 @@ class EngineHours:
         self._begun[id] = first_s, cached, tokens + 1
         if shows:
             self.target.progress.pieces += 1
-            if not sent.attempt.watch.begun:
-                sent.attempt.watch.begun = True
+            if not sent.watch.begun:
+                sent.watch.begun = True
                 sent.booking.on_first_byte()
                 self.target.progress.prefilled_ms += sent.attempt.prefill_ms(self.target.latency_model.speed(now))
         if ended:
@@ -187,16 +203,6 @@ def _up_to() -> list[tuple[float, int, int]]:
         total += share
         kinds.append((total, low, high))
     return kinds
-
-
-def _attempt(stream: bool, new: int, tokens: int) -> Any:
-    def prefill_ms(speed: Speed) -> float:
-        return speed.prefill_ms(new, tokens - new)
-
-    watch, call = SimpleNamespace(begun=False), SimpleNamespace(write_paused=False)
-    return SimpleNamespace(
-        watch=watch, call=call, stream=stream, unknown=False, missing_tokens=new, prefill_ms=prefill_ms
-    )
 
 
 def main() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from router.fleet.instance import ServedModel
+from router.config import schema
+from router.fleet.fleet import Fleet
+from router.fleet.instance import Instance, ServedModel, Target
 from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.prompt import Endpoint, Prompt, UnknownIds
 from router.request.concurrency import ConcurrencyLimiter
@@ -12,6 +14,13 @@ from tests.router.proxy.connections import an_exchange
 
 UNKNOWN = UnknownIds("not_needed")
 SERVED = ServedModel("m", None)
+
+
+def a_target() -> Target:
+    """Return the only target of an instance."""
+    instance = Fleet(schema.FleetConfig()).join(schema.InstanceConfig(url="http://a:1"))
+    assert isinstance(instance, Instance)
+    return instance.targets[0]
 
 
 def a_request(

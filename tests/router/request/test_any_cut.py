@@ -17,7 +17,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.clock import ManualClock
-from router.fleet.progress import TargetProgress
 from router.prompt.answer_ids import ContinuationBudget
 from router.prompt.answer_model import AnswerModel
 from router.prompt.answer_tail import StopStrings
@@ -28,7 +27,7 @@ from router.prompt.usage import LARGEST_EVENT_BYTES, HideUsage, UsageTail
 from router.request.response_observer import ResponseObserver
 from router.scheduling.policy.record import Record, Stages
 from router.scheduling.scheduler import Scheduler
-from tests.router.request.requests import a_request
+from tests.router.request.requests import a_request, a_target
 from tests.router.request.some_services import some_services
 from tests.suites.properties import examples
 
@@ -239,7 +238,7 @@ class Scene:
         self.request.counts_events = True
         record = Record("r-0", 0, 0.0, 0.0, "/v1/chat/completions", "m", True, "unknown", None, Stages())
         attempt = SimpleNamespace(continued_tokens=None)
-        target = SimpleNamespace(progress=TargetProgress())
+        target = a_target()
         self.ticket: Any = SimpleNamespace(record=record, attempt=attempt, target=target, status=200, end="client_gone")
         services = some_services(
             scheduler=Scheduler.__new__(Scheduler),  # nothing of it is used
