@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import sys
 from math import log
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
+from router.clock import SystemClock
 from router.config import schema
 from router.fleet.engine_facts import Gauges, ModelCard
 from router.fleet.fleet import Fleet
@@ -24,8 +26,9 @@ from router.lab.rng import Rng
 from router.lab.simulator.engine_types import EngineShape, RequestId, SequenceRequest
 from router.lab.simulator.step_engine import StepEngine
 from router.lab.sweep.options import load_profile
-from router.request.stuck_engines import CHECK_S, OpenAttempt, sum_work
-from tests.router.proxy.connections import an_exchange
+from router.proxy.upstreams import ExchangeHandle
+from router.request.stuck_engines import CHECK_S, OpenAttempt, StuckEngines, sum_work
+from tests.router.request.requests import a_request
 
 LOAD = 0.4  # of what the engine can do in the mean, if it finds chats cached; bursts fill it
 MOST_WAITING = 20
@@ -72,6 +75,7 @@ class EngineHours:
         self._chats: list[list[int]] = [[] for _ in range(CHATS)]
         self._step_s: float | None = None  # when the engine is due
         self._now = 0.0
+        self._owner = StuckEngines(fleet, SystemClock())
 
     def run(self, seconds: float) -> None:
         """Let so much time pass."""
@@ -128,11 +132,12 @@ class EngineHours:
 
     def _attempt(self, missing: int, tokens: int) -> tuple[OpenAttempt, Watch]:
         """Return an attempt, four of five for a stream, with what `sum_work` reads of it."""
-        attempt, watch = OpenAttempt.__new__(OpenAttempt), Watch()
-        attempt.target, attempt.call = self.target, an_exchange()
-        attempt.watch = watch  # type: ignore[assignment]  # the part of it that is read
-        attempt.stream, attempt.tokens, attempt.missing_tokens = self.rng.below(5) > 0, tokens, missing
-        attempt._counted = attempt._unknown = False
+        watch: Any = Watch()
+        request: Any = a_request()
+        request.prompt.stream = self.rng.below(5) > 0
+        ticket: Any = SimpleNamespace(target=self.target, estimate=None, prefill=None)
+        attempt = OpenAttempt(self._owner, request, ticket, watch, ExchangeHandle())
+        attempt.tokens, attempt.missing_tokens = tokens, missing
         return attempt, watch
 
     def _step(self, now: float) -> None:
