@@ -20,7 +20,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from router.fleet.engine_facts import Gauges
-from router.fleet.load import LoadBook
+from router.fleet.load import LoadBook, attended_pairs
 from scorers.contract import Speed
 
 FLOOR_S = 3.0
@@ -60,25 +60,42 @@ class Stall(NamedTuple):
 
 
 class TargetProgress:
-    """The progress of one target, as this process sees it. `pieces` counts first bytes and pieces of streams, and
-    `prefilled_ms` the cost of prefills that have ended; the observers of answers add to both.
+    """The progress of one target, as this process sees it. `pieces` counts first bytes and pieces of streams: the
+    observers of answers add to it.
     """
 
     __slots__ = (
         *("_behind_s", "_checked_at", "_page", "_page_at", "_pieces_seen", "_silent_s"),
-        *("moves", "pieces", "prefilled_ms", "stall"),
+        *("_prefill_attended", "_prefill_tokens", "_prefills", "moves", "pieces", "stall"),
     )
 
     def __init__(self) -> None:
         self.pieces = 0
-        self.prefilled_ms = 0.0
         self.moves = False  # whether the last check found progress, and nothing that it is behind
         self.stall: Stall | None = None  # the evidence when it was last found to be stuck; None: never
         self._pieces_seen = 0
+        self._prefills = self._prefill_tokens = 0  # that have ended since the last page
+        self._prefill_attended = 0.0
         self._checked_at: float | None = None  # None: there was no work
         self._silent_s = self._behind_s = 0.0
         self._page: Gauges | None = None  # of the time since there is work
         self._page_at: float | None = None
+
+    def add_prefill(self, new: int, context: int) -> None:
+        """Count a prefill of `new` tokens after `context` cached ones, which has ended."""
+        self._prefills += 1
+        self._prefill_tokens += new
+        self._prefill_attended += attended_pairs(new, context)
+
+    def _take_prefilled_ms(self, speed: Speed) -> float:
+        """Return the cost of the prefills that have ended since the last call, as `Speed.prefill_ms` of each."""
+        linear_us = (
+            speed.us_per_token * self._prefill_tokens + speed.ns_per_token_context * self._prefill_attended / 1e3
+        )
+        prefilled_ms = speed.base_ms * self._prefills + linear_us / 1e3
+        self._prefills = self._prefill_tokens = 0
+        self._prefill_attended = 0.0
+        return prefilled_ms
 
     def rest(self) -> None:
         """Note that there is no work: what was measured belongs to the work before."""
@@ -91,7 +108,8 @@ class TargetProgress:
             self.rest()
             return None
         if self._checked_at is None:
-            self._checked_at, self._pieces_seen, self.prefilled_ms = now, self.pieces, 0.0
+            self._checked_at, self._pieces_seen = now, self.pieces
+            self._take_prefilled_ms(speed)
             self._silent_s = self._behind_s = 0.0
             self._page, self._page_at = book.gauges, book.gauges_at
             return None
@@ -114,7 +132,7 @@ class TargetProgress:
         if book.gauges_at is None or book.gauges_at == before_at:
             return False
         self._page, self._page_at = page, book.gauges_at
-        prefilled_ms, self.prefilled_ms = self.prefilled_ms, 0.0
+        prefilled_ms = self._take_prefilled_ms(speed)
         if before is None or before_at is None:
             return False
         tokens = 0

@@ -33,7 +33,7 @@ from router.errors import BadGateway, DeadlineExceeded, NoTarget, NotFound, Requ
 from router.kvcache.events import TargetId
 from router.prompt.prompt import Prompt
 from router.proxy.call import ClientRequest
-from router.proxy.relay import RelayDeadline, RelayEnd, RelayNotStarted, RelayRejected
+from router.proxy.relay import RelayDeadline, RelayEnd, RelayFinished, RelayNotStarted, RelayRejected
 from router.request.attempt import EarlierAttempts, attempt
 from router.request.experiment_unit import derive_unit
 from router.request.reading import STORED, check_coding
@@ -80,8 +80,9 @@ async def answer(request: Request, services: Services) -> None:
         assign_policy(request, record, services)
         services.retry_budget.deposit()
         end = await place(request, record, services)
-        for recover in services.path.recoveries:
-            end = await recover(request, record, end, services)
+        if not isinstance(end, RelayFinished):
+            for recover in services.path.recoveries:
+                end = await recover(request, record, end, services)
         if not request.call.started:
             refuse(request.call, end, record)
     finally:

@@ -77,11 +77,11 @@ class OpenAttempt:
         """Return the time of its prefill at the target."""
         return speed.prefill_ms(self.missing_tokens, self.tokens - self.missing_tokens)
 
-    def count_prefill(self, speed: Speed) -> None:
+    def count_prefill(self) -> None:
         """Count the work of its prefill, once, if that has ended."""
         if self.watch.begun and not self._counted:
             self._counted = True
-            self.target.progress.prefilled_ms += self.prefill_ms(speed)
+            self.target.progress.add_prefill(self.missing_tokens, self.tokens - self.missing_tokens)
 
     def __enter__(self) -> None:
         self._owner.add(self)
@@ -113,7 +113,7 @@ class StuckEngines:
 
     def remove(self, attempt: OpenAttempt) -> None:
         """Forget an attempt that has ended."""
-        attempt.count_prefill(attempt.target.latency_model.speed(self._clock.now()))
+        attempt.count_prefill()
         attempts = self._attempts[attempt.target]
         attempts.discard(attempt)
         if not attempts:
@@ -135,7 +135,7 @@ class StuckEngines:
     def _check(self, target: Target, attempts: set[OpenAttempt], now: float) -> None:
         progress, breaker, speed = target.progress, target.breaker, target.latency_model.speed(now)
         for attempt in attempts:
-            attempt.count_prefill(speed)
+            attempt.count_prefill()
         work = sum_work(attempts, speed, silent=target.instance.failures > 0)
         stall = progress.check(work, target.load_book, speed, now)
         if stall is None:

@@ -55,9 +55,13 @@ class PoisonBook:
         return len(self._refused)
 
     @property
-    def has_suspects(self) -> bool:
-        """Whether a prompt may be one that is suspected."""
-        return bool(self._suspects)
+    def is_empty(self) -> bool:
+        """Whether no prompt is refused, and none suspected."""
+        return not self._refused and not self._suspects
+
+    def suspects(self, digest: bytes) -> bool:
+        """Return whether the prompt with this digest is suspected."""
+        return digest in self._suspects
 
     def add(self, prompt: PoisonPrompt) -> None:
         """Refuse this prompt; one that is refused already, for longer."""

@@ -17,9 +17,11 @@ from router.control.feature import Feature
 from router.errors import NotFound, PoisonRefused, quote_name
 from router.features.poison.book import KEPT_S, PoisonBook, PoisonPrompt, name_prompt
 from router.features.poison.peers import SharedPoison
+from router.proxy.relay import RelayEnd, RelayNotStarted
 from router.request.request import Held, Request
 from router.request.services import Services
 from router.request.stages import FeaturePath
+from router.scheduling.policy.record import DEATHS_ALLOWED, Record
 from router.telemetry.metrics.family import build_family
 
 log = logging.getLogger("warmroute.request")
@@ -40,39 +42,51 @@ class PoisonList(OpenShape):
     prompts: list[PoisonShape]
 
 
-class PoisonFeature(Feature, Held):
-    """Refuses the prompts in its book, to which every request that ended as poison adds its own."""
+class Suspect(Held):
+    """A request with a suspected prompt."""
+
+    def __init__(self, book: PoisonBook, digest: bytes) -> None:
+        self._book = book
+        self._digest = digest
+
+    def release(self, request: Request) -> None:
+        """Suspect the prompt no longer if it was answered."""
+        record = request.record
+        if record is not None and record.status == 200 and record.error is None:
+            self._book.acquit(self._digest)
+
+
+class PoisonFeature(Feature):
+    """Refuses the prompts in its book, to which every request that ends as poison adds its own."""
 
     def __init__(self, core: Core) -> None:
         self._clock = core.clock
         self.book = PoisonBook()
-        self.path = FeaturePath(tokenized=self.check)
+        self.path = FeaturePath(tokenized=self.check, recovery=self.blame)
         self._peers: SharedPoison | None = None
         if core.peers is not None:
             self._peers = SharedPoison(self.book, core.peers, core.clock)
             self.shared = (self._peers,)
 
     def check(self, request: Request, services: Services) -> None:
-        """Raises `PoisonRefused` for a prompt in the book. Otherwise follow the request to its end."""
-        if len(self.book):
-            now = self._clock.now()
-            found = self.book.find(self._name(request), now)
-            if found is not None:
-                left_s = ceil(found.until_s - now)
-                raise PoisonRefused(
-                    f"engines died on this prompt, so it is refused for another {left_s} s", code="poison_prompt"
-                )
-        request.hold(self)
+        """Raises `PoisonRefused` for a prompt in the book. A suspected prompt is followed to its end."""
+        if self.book.is_empty:
+            return
+        digest, now = self._name(request), self._clock.now()
+        if (found := self.book.find(digest, now)) is not None:
+            left_s = ceil(found.until_s - now)
+            raise PoisonRefused(
+                f"engines died on this prompt, so it is refused for another {left_s} s", code="poison_prompt"
+            )
+        if self.book.suspects(digest):
+            request.hold(Suspect(self.book, digest))
 
-    def release(self, request: Request) -> None:
-        """Remember the prompt if engines died on it."""
-        record = request.record
-        if record is None:
-            return
-        if not record.poison:
-            if self.book.has_suspects and record.status == 200 and record.error is None:
-                self.book.acquit(self._name(request))
-            return
+    async def blame(
+        self, request: Request, record: Record, end: RelayEnd | None, services: Services
+    ) -> RelayEnd | None:
+        """Remember the prompt if too many engines died on it."""
+        if not isinstance(end, RelayNotStarted) or end.reason != "died" or record.deaths <= DEATHS_ALLOWED:
+            return end
         targets = tuple(attempt.decision.target for attempt in record.attempts if attempt.end == "died")
         digest, until_s = self._name(request), self._clock.now() + KEPT_S
         prompt = PoisonPrompt(digest, until_s, self._clock.wall(), record.model, record.sender, targets)
@@ -81,7 +95,7 @@ class PoisonFeature(Feature, Held):
                 self._peers.on_lifted(other.digest)
         if self.book.find(digest, self._clock.now()) is None:
             log.warning("record %s: engines died on this request and others at once; each is a suspect", record.id)
-            return
+            return end
         log.error(
             "record %s: %s died on a prompt of %s: refused for %g minutes, unless DELETE /admin/poison/%s lifts that",
             record.id,
@@ -92,6 +106,7 @@ class PoisonFeature(Feature, Held):
         )
         if self._peers is not None:
             self._peers.on_found(prompt)
+        return end
 
     def _name(self, request: Request) -> bytes:
         model = "" if request.served is None else request.served.base

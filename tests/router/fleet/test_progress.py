@@ -135,7 +135,7 @@ def test_other_clients_prompts_may_be_what_makes_it_slow() -> None:
 def test_prefills_between_the_steps_count_as_work() -> None:
     watched = Watched()
     for _ in range(200):
-        watched.progress.prefilled_ms += 240.0
+        watched.progress.add_prefill(2300, 0)  # 240 ms
         assert watched.check(STREAMS, tokens=2, pieces=2) is None
 
 

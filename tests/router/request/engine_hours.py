@@ -163,7 +163,7 @@ class EngineHours:
             if not sent.watch.begun:
                 sent.watch.begun = True
                 sent.booking.on_first_byte()
-                self.target.progress.prefilled_ms += sent.attempt.prefill_ms(self.target.latency_model.speed(now))
+                sent.attempt.count_prefill()
         if ended:
             sent.booking.release()
             ttft_ms = (first_s - sent.sent_s) * 1e3
