@@ -296,11 +296,7 @@ class LoadBook:
         engines load while they compute (vLLM parks the request meanwhile), so later requests wait only for the
         computing.
         """
-        return (
-            speed.base_ms * self.prefilling
-            + (speed.us_per_token * self.prefill_tokens + speed.ns_per_token_context * self.prefill_attended / 1000)
-            / 1000
-        )
+        return price_prefills(speed, self.prefilling, self.prefill_tokens, self.prefill_attended)
 
     def rounded_queued_ms(self, speed: Speed) -> float:
         """Return `queued_ms` as in a `Load`, rounded to the microsecond."""
@@ -329,6 +325,14 @@ class LoadBook:
             self.output_tokens_per_s,
             self.live_tokens,
         )
+
+
+def price_prefills(speed: Speed, prefills: int, tokens: int, attended: float) -> float:
+    """Return the ms of several prefills, as the sum of `Speed.prefill_ms`: of `tokens` new tokens and `attended` pairs
+    in total.
+    """
+    linear_us = speed.us_per_token * tokens + speed.ns_per_token_context * attended / 1000
+    return speed.base_ms * prefills + linear_us / 1000
 
 
 def attended_pairs(new: int, context: int) -> float:

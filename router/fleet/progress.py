@@ -20,7 +20,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from router.fleet.engine_facts import Gauges
-from router.fleet.load import LoadBook, attended_pairs
+from router.fleet.load import LoadBook, attended_pairs, price_prefills
 from scorers.contract import Speed
 
 FLOOR_S = 3.0
@@ -33,7 +33,7 @@ FRESH_S = 1.5  # age up to which a metrics page without more tokens is evidence
 
 
 class OpenWork(NamedTuple):
-    """What this process waits for at a target."""
+    """The open requests of this process at a target."""
 
     prefills: int  # requests without a first byte, whose cost is known
     prefill_ms: float  # that cost, by the learned speed
@@ -60,8 +60,8 @@ class Stall(NamedTuple):
 
 
 class TargetProgress:
-    """The progress of one target, as this process sees it. `pieces` counts first bytes and pieces of streams: the
-    observers of answers add to it.
+    """The progress of one target, as this process sees it. `pieces` counts the pieces of all answers: their
+    observers add to it.
     """
 
     __slots__ = (
@@ -88,11 +88,8 @@ class TargetProgress:
         self._prefill_attended += attended_pairs(new, context)
 
     def _take_prefilled_ms(self, speed: Speed) -> float:
-        """Return the cost of the prefills that have ended since the last call, as `Speed.prefill_ms` of each."""
-        linear_us = (
-            speed.us_per_token * self._prefill_tokens + speed.ns_per_token_context * self._prefill_attended / 1e3
-        )
-        prefilled_ms = speed.base_ms * self._prefills + linear_us / 1e3
+        """Return the cost of the prefills that have ended since the last call."""
+        prefilled_ms = price_prefills(speed, self._prefills, self._prefill_tokens, self._prefill_attended)
         self._prefills = self._prefill_tokens = 0
         self._prefill_attended = 0.0
         return prefilled_ms

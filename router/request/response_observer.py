@@ -112,7 +112,6 @@ class ResponseObserver:
     def on_first_byte(self, status: int) -> None:
         record = self._ticket.record
         self.begun = True
-        self._progress.pieces += 1
         self._ticket.status = record.status = status
         self._scheduler.on_first_byte(self._ticket)
         if self._tail is not None and status < 400:

@@ -76,8 +76,8 @@ class PoisonBook:
         """
         latest = [other for other in self._blamed if prompt.until_s - other.until_s < SAME_DEATH_S]
         self._blamed = [*latest[1 - MOST :], prompt]
-        beside = [other for other in latest if other.targets[-1:] == prompt.targets[-1:]]
-        beside = [other for other in beside if other.digest != prompt.digest]
+        last = prompt.targets[-1:]
+        beside = [other for other in latest if other.targets[-1:] == last and other.digest != prompt.digest]
         suspected = self._suspects.pop(prompt.digest, 0.0) > prompt.until_s - KEPT_S
         if suspected or not beside:
             self.add(prompt._replace(proven=suspected))

@@ -23,7 +23,7 @@ class PoisonFound(Message, frozen=True):
 
 
 class PoisonLifted(Message, frozen=True):
-    """An operator has lifted the refusal of a prompt."""
+    """A prompt is accepted again: an operator lifted its refusal, or it is only suspected now."""
 
     digest: bytes
 
@@ -46,7 +46,7 @@ class SharedPoison:
         self._peers.share(self._message(prompt))
 
     def on_lifted(self, digest: bytes) -> None:
-        """Publish that an operator accepts the prompt again."""
+        """Publish that a prompt is accepted again."""
         self._peers.share(PoisonLifted(digest))
 
     def state(self) -> Iterator[Message]:

@@ -131,8 +131,11 @@ class RunningStack:
 
     def describe_failure(self) -> str | None:
         """Return one line about a process that has ended by itself. None while all run."""
-        ended = (one for one in self._processes.values() if not one.is_running() and one.name not in self._killed)
-        return next((process.describe_end() for process in ended), None)
+        return next((process.describe_end() for process in self._find_ended()), None)
+
+    def _find_ended(self) -> list[StackProcess]:
+        """Return the processes that have ended by themselves."""
+        return [one for one in self._processes.values() if not one.is_running() and one.name not in self._killed]
 
     async def keep_running(self) -> NoReturn:
         """Start each process that ends by itself again, as a pod is, until cancelled, after a pause that doubles with
@@ -141,10 +144,8 @@ class RunningStack:
         pauses_s: dict[str, float] = {}
         due_s: dict[str, float] = {}
         while True:
-            for process in self._processes.values():
+            for process in self._find_ended():
                 name = process.name
-                if process.is_running() or name in self._killed:
-                    continue
                 if name not in due_s:
                     pause_s = pauses_s.get(name, FIRST_PAUSE_S)
                     pauses_s[name] = min(LONGEST_PAUSE_S, 2 * pause_s)
