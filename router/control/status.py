@@ -247,6 +247,7 @@ class Status:
             live_tokens=load_book.live_tokens,
             gauges=load_book.gauges,
             speed=target.latency_model.speed(now),
+            slowdown=target.latency_model.slowdown,
             index_stats=stream.stats if stream is not None else NO_BLOCKS,
             recalled_blocks=stream.recalled_blocks if stream is not None else 0,
             stream_state=sequencer.state if sequencer is not None else "off",
@@ -278,6 +279,7 @@ class Status:
             "capacity_tokens": target.capacity_tokens,
             "load": to_plain(target.load_book.load(speed, now)),
             "speed": to_plain(speed),
+            "slowdown": round(target.latency_model.slowdown, 2),
             "promises": {
                 "trusted": target.overlap_accuracy.trusted,
                 "drafts": target.overlap_accuracy.drafts,

@@ -244,10 +244,11 @@ class Target:
 
     def reset(self) -> None:
         """Forget the facts of the engine's process, since a new process may answer now. Bookings and learned speed
-        are retained.
+        are retained, as it was before the process became slower.
         """
         self.breaker.reset()
         self.overlap_accuracy.reset()
+        self.latency_model.on_new_process()
         self.load_book.forget_gauges()
         self.block_tokens = self.capacity_tokens = None
         self._observer.on_block_size_change()

@@ -3,7 +3,9 @@
 The prefill time in ms is the contract's curve (`scorers.contract.Speed`), base + a * new + b * new * (context +
 new / 2). The time to fetch KV over a link, from host memory or the pool, is a `Transfer`, base + c * tokens. The
 time of a decode step, one token for every request in the batch, is a `Decode`, base + d * requests + e * context.
-All are linear in their coefficients, so `RecursiveLeastSquares` fits them.
+All are linear in their coefficients, so `RecursiveLeastSquares` fits them. An engine that becomes several times slower,
+or recovers, is noticed after three samples of the curve (`slowdown`). Decode steps are no evidence: prefills of other
+requests between them make several samples in a row three times as long.
 
     a lone answer that loaded nothing:   TTFT                                        -> the prefill curve
     a lone answer that loaded tokens:    TTFT - curve(computed tokens)               -> that link
@@ -32,6 +34,7 @@ from router.config.schema import SpeedPrior, TransferPrior
 from router.fleet.load import attended_pairs
 from router.fleet.recursive_least_squares import NOISE_FLOOR_MS, RecursiveLeastSquares
 from router.fleet.saved_parts import SavedFit
+from router.fleet.step_change import SteppedFit
 from scorers.contract import Decode, Speed, Transfer
 
 Fitted = TypeVar("Fitted", Transfer, Decode)
@@ -52,7 +55,8 @@ class LatencyModel:
     """
 
     def __init__(self, prior: SpeedPrior) -> None:
-        self._curve = RecursiveLeastSquares([prior.base_ms, prior.us_per_token, prior.ns_per_token_context])
+        curve = [prior.base_ms, prior.us_per_token, prior.ns_per_token_context]
+        self._curve = SteppedFit(curve)
         self._links = [_fit_transfer(getattr(prior, link)) for link in LINKS]
         self._pool_counters = _fit_transfer(prior.pool)
         step = prior.decode
@@ -67,6 +71,18 @@ class LatencyModel:
     def samples(self) -> int:
         """Number of prefills that the curve was learned from."""
         return self._curve.samples
+
+    @property
+    def slowdown(self) -> float:
+        """How many times longer prefills took, when last measured, than before the engine became slower; 1.0 if it
+        did not.
+        """
+        return self._curve.slowdown
+
+    def on_new_process(self) -> None:
+        """Assume the speed before the engine became slower: what slowed the process down may have ended with it."""
+        self._curve.forget_slowdown()
+        self._value = None
 
     @property
     def fits(self) -> list[RecursiveLeastSquares]:
@@ -164,6 +180,7 @@ class LatencyModel:
 
     def own(self, now: float) -> Speed:
         """Return the fits of this instance alone."""
+        self._curve.relax(now)
         cpu, disk, pool, pool_disk, peer = self._links
         if pool.samples < LINK_SAMPLES and self._pool_counters.samples:
             pool = self._pool_counters

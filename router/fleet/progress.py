@@ -4,8 +4,8 @@ Progress is a first byte, a piece of a stream, or a metrics page with more answe
 the page before. While there is work, two times are kept:
 
     silent_s   since the last progress
-    behind_s   that the answer tokens and prefills since then do not explain, even at a `SLOWDOWN`th of the speed
-               that was learned of the engine; 0 while other clients' requests, of unknown cost, are there
+    behind_s   that the answer tokens and prefills since then do not explain, even at a `SLOWDOWN`th of the engine's
+               usual speed (before step changes); 0 while other clients' requests, of unknown cost, are there
 
 The target is stuck once one of them exceeds `FLOOR_S` and `MARGIN` times the prefill work that is waiting; of that,
 silence has one step only while streams are running, as they get a token in every step. A target of which too little
@@ -26,7 +26,7 @@ from scorers.contract import Speed
 FLOOR_S = 3.0
 UNLEARNED_S = 30.0
 MARGIN = 3.0
-SLOWDOWN = 5.0
+SLOWDOWN = 8.0  # clearly more than what prices can express: a slower engine is of no use beside others
 LEARNED = 3  # samples of the prefill curve, or of the decode step
 MOST_S = 0.5
 FRESH_S = 1.5  # age up to which a metrics page without more tokens is evidence
@@ -56,7 +56,7 @@ class Stall(NamedTuple):
         work = f"{self.waiting} requests without a first byte and {self.streams} streams"
         if self.kind == "silent":
             return f"no progress for {self.seconds:.1f} s with {work}"
-        return f"more than {SLOWDOWN:g} times slower than learned, {self.seconds:.1f} s behind, with {work}"
+        return f"more than {SLOWDOWN:g} times slower than usual, {self.seconds:.1f} s behind, with {work}"
 
 
 class TargetProgress:
@@ -98,8 +98,10 @@ class TargetProgress:
         """Note that there is no work: what was measured belongs to the work before."""
         self._checked_at = None
 
-    def check(self, work: OpenWork, book: LoadBook, speed: Speed, now: float) -> Stall | None:
-        """Return the evidence that the target, which has work, is stuck now; None if there is none."""
+    def check(self, work: OpenWork, book: LoadBook, speed: Speed, slowdown: float, now: float) -> Stall | None:
+        """Return the evidence that the target, which has work, is stuck now; None if there is none. `slowdown`: how
+        many times slower than usual `speed` is.
+        """
         self.moves = False
         if not (work.prefills or work.unknown or work.streams):  # all clients have paused
             self.rest()
@@ -112,7 +114,7 @@ class TargetProgress:
             return None
         self._silent_s += min(MOST_S, now - self._checked_at)
         self._checked_at = now
-        if self._read_page(work, book, speed) or self.pieces != self._pieces_seen:
+        if self._read_page(work, book, speed, SLOWDOWN / slowdown) or self.pieces != self._pieces_seen:
             self._pieces_seen = self.pieces
             if self._silent_s > FLOOR_S:  # it was stopped, which does not make it slow
                 self._behind_s = 0.0
@@ -123,8 +125,10 @@ class TargetProgress:
         self.stall = stall or self.stall
         return stall
 
-    def _read_page(self, work: OpenWork, book: LoadBook, speed: Speed) -> bool:
-        """Read the metrics page if it is new, and return whether it shows progress."""
+    def _read_page(self, work: OpenWork, book: LoadBook, speed: Speed, patience: float) -> bool:
+        """Read the metrics page if it is new, and return whether it shows progress. `patience`: how many times longer
+        than by `speed` the work may take.
+        """
         before, page, before_at = self._page, book.gauges, self._page_at
         if book.gauges_at is None or book.gauges_at == before_at:
             return False
@@ -142,7 +146,7 @@ class TargetProgress:
         elif tokens >= 0:
             worked_ms = prefilled_ms + tokens / running * decode.step_ms(running, book.context_tokens)
             passed_s = min(MOST_S, book.gauges_at - before_at)
-            self._behind_s = max(0.0, self._behind_s + passed_s - SLOWDOWN * worked_ms / 1e3)
+            self._behind_s = max(0.0, self._behind_s + passed_s - patience * worked_ms / 1e3)
         filled = page.kv_usage is not None and before.kv_usage is not None and page.kv_usage > before.kv_usage
         return tokens > 0 or filled
 

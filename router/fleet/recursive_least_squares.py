@@ -57,7 +57,7 @@ class RecursiveLeastSquares:
         """Add a sample: features `x` took `ms`. If `ms` is the rest of a longer time, `beside_ms` is the part that
         is explained otherwise. The noise is then that of the longer time, and `ms` may be negative.
         """
-        predicted = _dot(self.theta, x)
+        predicted = self.predict(x)
         noise = (self._floor_ms + NOISE_SHARE * (beside_ms + max(predicted, ms))) ** 2
         px = [_dot(row, x) for row in self._p]
         spread = noise + _dot(px, x)
@@ -74,6 +74,25 @@ class RecursiveLeastSquares:
         usual = x if self._usual is None else self._usual
         self._usual = [was + USUAL_SHARE * (new - was) for was, new in zip(usual, x, strict=True)]
 
+    def predict(self, x: Sequence[float]) -> float:
+        """Return the milliseconds that `x` takes."""
+        return _dot(self.theta, x)
+
+    def set_coefficients(self, theta: Sequence[float]) -> None:
+        """Replace the coefficients; they are as uncertain as before."""
+        self.theta, self._rounded = list(theta), None
+
+    def scale(self, factor: float, doubt: float) -> None:
+        """Multiply the coefficients, each of which is then uncertain by `doubt` times itself (one standard deviation)
+        more than before.
+        """
+        self.theta = [theta * factor for theta in self.theta]
+        for i, row in enumerate(self._p):
+            row[:] = [value * factor * factor for value in row]
+            row[i] += (doubt * self.theta[i]) ** 2
+        self._clamp_covariance()
+        self._rounded = None
+
     def is_like(self, others: Sequence[float]) -> bool:
         """Return whether the samples cannot distinguish this fit from `others`, coefficients of the same features:
         for the usual sample, the predictions of both differ by no more than the noise that remains after this
@@ -84,6 +103,12 @@ class RecursiveLeastSquares:
         ms = _dot(others, self._usual)
         deviation = (self._floor_ms + NOISE_SHARE * ms) / sqrt(min(float(self.samples), HORIZON))
         return abs(_dot(self.theta, self._usual) - ms) <= CLIP_DEVIATIONS * deviation
+
+    def ratio_to(self, others: Sequence[float]) -> float | None:
+        """Return how many times longer the usual sample takes than by the coefficients `others`; None if the usual
+        sample is unknown.
+        """
+        return None if self._usual is None else self.predict(self._usual) / max(_dot(others, self._usual), 1e-9)
 
     @property
     def coefficients(self) -> tuple[float, ...]:

@@ -16,6 +16,7 @@ class SavedFit(msgspec.Struct, frozen=True, array_like=True):
     p: list[list[float]]
     samples: int
     age_s: float | None  # since the last sample; None: no samples
+    before: list[float] | None = None  # coefficients before the engine became slower
 
 
 class SavedAccuracy(msgspec.Struct, frozen=True, array_like=True):

@@ -133,11 +133,12 @@ class StuckEngines:
             self._check(target, attempts, now)
 
     def _check(self, target: Target, attempts: set[OpenAttempt], now: float) -> None:
-        progress, breaker, speed = target.progress, target.breaker, target.latency_model.speed(now)
+        progress, breaker, model = target.progress, target.breaker, target.latency_model
+        speed = model.speed(now)
         for attempt in attempts:
             attempt.count_prefill()
         work = sum_work(attempts, speed, silent=target.instance.failures > 0)
-        stall = progress.check(work, target.load_book, speed, now)
+        stall = progress.check(work, target.load_book, speed, model.slowdown, now)
         if stall is None:
             if progress.moves:
                 breaker.on_progress(now)

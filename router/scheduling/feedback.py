@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 
 from router.fleet.instance import FetchedKv
+from router.fleet.step_change import STEP_RATIO
 from router.kvcache.overlap_estimate import OverlapEstimate
 from router.prompt.usage import Usage
 from router.scheduling.ticket import TargetBooking
@@ -39,7 +40,13 @@ def learn_from_answer(
         return
     overlap = estimate.overlap if estimate is not None else None
     fetched = _find_fetched(overlap, pool_hit, cached_tokens, shared_pool) if overlap is not None else None
+    before = target.latency_model.slowdown
     target.observe_prefill(part.booking, prompt_tokens, cached_tokens, ttft_ms, now, fetched)
+    slowdown = target.latency_model.slowdown
+    if slowdown >= STEP_RATIO > before:
+        log.warning("instance %s: prefills take %.1f times as long as before", target.instance.id, slowdown)
+    elif slowdown < STEP_RATIO <= before:
+        log.warning("instance %s: is no longer slow", target.instance.id)
 
 
 def predicted_tokens(estimate: OverlapEstimate | None) -> tuple[int | None, int | None]:

@@ -1,4 +1,4 @@
-"""Engines that answer their probes and make no tokens: nobody waits for them, and nobody notices.
+"""Engines that answer their probes and make no tokens, or few: nobody waits for them, and nobody notices.
 
 Engines take some time for a token, so that streams are under way; enough requests teach the router how much.
 """
@@ -6,6 +6,7 @@ Engines take some time for a token, so that streams are under way; enough reques
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any, NamedTuple
@@ -16,6 +17,8 @@ import pytest
 from router.config.sections.listeners import LimitsConfig
 from router.fleet.instance import Target
 from router.fleet.progress import LEARNED
+from router.fleet.step_change import LEARNED as LEARNED_CURVE
+from router.fleet.step_change import RUN
 from router.request.stuck_engines import CHECK_S
 from tests.e2e.chats import Said, ask, beside
 from tests.e2e.conftest import MODEL, Router
@@ -154,3 +157,28 @@ async def test_an_engine_that_runs_tools_itself_is_waited_for(house: Start) -> N
             wedged.faults(wedge=False)
             answer = await waiting
             assert answer.headers["x-warmroute-target"] == made.target(0).id
+
+
+async def test_a_slow_engine_shows_within_a_few_requests(house: Start, caplog: pytest.LogCaptureFixture) -> None:
+    async def send(r: Router, number: int) -> None:
+        assert (await ask(r, [chat(f"{number} " + "one more word " * 500)], stream=True, max_tokens=2)).ok
+
+    async with house(1) as made:
+        r, model = made.router, made.target(0).latency_model
+        for number in range(LEARNED_CURVE):
+            await send(r, number)
+        usual_ms = model.own(0.0).prefill_ms(2000, 0)
+        made.engines[0].faults(slow=5.0)
+        for number in range(RUN + 1):
+            await send(r, 100 + number)
+        assert 3 < model.slowdown < 7
+        assert model.own(0.0).prefill_ms(2000, 0) > 3 * usual_ms, "priced"
+        page = (await r.http.get("/metrics")).text
+        (shown,) = re.findall(r'^warmroute_engine_slowdown_ratio{instance="[^"]*"} (.*)$', page, re.MULTILINE)
+        assert 3 < float(shown) < 7
+        assert "prefills take" in caplog.text
+        made.engines[0].faults(slow=1.0)
+        for number in range(3 * RUN):
+            await send(r, 200 + number)
+        assert model.slowdown == 1.0
+        assert "is no longer slow" in caplog.text

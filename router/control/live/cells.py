@@ -12,6 +12,7 @@ from typing import Any
 
 from router.control.status import Status
 from router.fleet.instance import Target
+from router.fleet.step_change import STEP_RATIO
 from router.scheduling.scheduler import Scheduler
 
 Cell = dict[str, Any]
@@ -25,7 +26,7 @@ def describe_cell(scheduler: Scheduler, target: Target, trouble: str | None, now
     instance, load, accuracy = target.instance, target.load_book, target.overlap_accuracy
     config, gauges, peers = instance.config, load.gauges, scheduler.peers
     speed, stream = target.latency_model.speed(now), scheduler.indexer.sequencer(target.id)
-    capacity = target.capacity_tokens
+    capacity, slowdown = target.capacity_tokens, target.latency_model.slowdown
     distrust = instance.limits.distrust
     return {
         "instance": instance.id,
@@ -42,6 +43,7 @@ def describe_cell(scheduler: Scheduler, target: Target, trouble: str | None, now
         "revision": config.revision,
         "pairable": _is_pairable(target, peers),
         "breaker": target.breaker.state(now),
+        "slowdown": round(slowdown, 1) if slowdown >= STEP_RATIO else None,
         "stuck": None if target.stall is None else str(target.stall),
         "requests": load.requests,
         "prefilling": load.prefilling,

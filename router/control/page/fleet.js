@@ -26,6 +26,7 @@ export function troubles(cell) {
     add(cell.state === "draining", "off", cell.drained ? "drained by an operator" : "draining: its source says so");
     add(cell.breaker === "open", "bad", "breaker open: requests failed");
     add(cell.stuck, "bad", `stuck: ${cell.stuck}`);
+    add(cell.slowdown, "warn", `${cell.slowdown} times slower than usual`);
     add(cell.breaker === "half_open", "warn", "breaker half open: one request is tried");
     add(cell.trusted === false, "bad", "hits promised by its events were not delivered");
     add(cell.alarm, "bad", cell.alarm);

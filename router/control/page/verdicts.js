@@ -36,6 +36,12 @@ function engines(store, cells) {
     if (of("joining").length) problems.push({ level: "warn", text: `${names(of("joining"))} joining` });
     const stuck = cells.filter((cell) => cell.stuck).map((cell) => cell.id);
     if (stuck.length) problems.push({ level: "bad", text: `stuck, with requests and no progress: ${names(stuck)}` });
+    const slow = [...states.values()].filter((cell) => cell.slowdown);
+    if (slow.length)
+        problems.push({
+            level: "warn",
+            text: `slower than usual: ${names(slow.map((cell) => `${cell.instance} (${cell.slowdown} times)`))}`,
+        });
     const tripped = (cell) => cell.breaker && cell.breaker !== "closed" && !cell.stuck;
     const broken = cells.filter(tripped).map((cell) => cell.id);
     if (broken.length) problems.push({ level: "bad", text: `breaker open at ${names(broken)}` });

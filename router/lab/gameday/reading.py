@@ -6,18 +6,18 @@ Alerts are made of metrics, so nobody is notified of a fault that the metrics do
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import NamedTuple
 
 from router.config.sections.gameday import FaultKind
 
 SAMPLE = re.compile(r"^warmroute_(\w+?)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
 LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-SLOWER = 1.5  # a slow engine counts as noticed if its learned prefill cost grew by more than this factor
+SLOWER = 1.5  # from which a slowdown counts as noticed: the threshold of the alert WarmrouteEngineSlow
 LATE_S = 5.0  # of events by both clocks: the threshold of the alert WarmrouteStreamLag
 WANTED = frozenset({
     "instance_state", "breaker_state", "stream_state", "stream_trusted", "stream_restarts_total", "stream_gaps_total",
-    "stream_lag_seconds", "prefill_us_per_token", "decision_log_failures_total", "pool_master_leads",
+    "stream_lag_seconds", "engine_slowdown_ratio", "decision_log_failures_total", "pool_master_leads",
     "policy_in_force", "target_requests",
 })  # fmt: skip
 
@@ -31,7 +31,7 @@ class MetricsReading(NamedTuple):
     restarts: float = 0.0
     gaps: float = 0.0
     lag_s: float = 0.0  # the largest, without its sign
-    prefill_us: Mapping[str, float] = {}  # learned prefill cost by instance
+    slow: frozenset[str] = frozenset()  # instances that are slower than usual
     write_failures: float = 0.0  # of the decision log
     has_pool: bool | None = None  # whether a master leads; None: there is no pool
     policies: frozenset[str] = frozenset()  # that decide
@@ -62,7 +62,7 @@ def read_metrics(page: str) -> MetricsReading:
         restarts=total("stream_restarts_total"),
         gaps=total("stream_gaps_total"),
         lag_s=max((abs(value) for _, value in samples["stream_lag_seconds"]), default=0.0),
-        prefill_us={labels["instance"]: value for labels, value in samples["prefill_us_per_token"]},
+        slow=frozenset(labels["instance"] for labels, value in samples["engine_slowdown_ratio"] if value >= SLOWER),
         write_failures=total("decision_log_failures_total"),
         has_pool=any(value == 1 for _, value in leads) if leads else None,
         policies=frozenset(labels["policy"] for labels, _ in samples["policy_in_force"] if labels["role"] != "shadow"),
@@ -89,8 +89,7 @@ def _engine_failed(now: MetricsReading, before: MetricsReading) -> bool:
 
 
 def _engine_is_slow(now: MetricsReading, before: MetricsReading) -> bool:
-    slower = (us > SLOWER * before.prefill_us.get(name, us) for name, us in now.prefill_us.items())
-    return bool(now.tripped - before.tripped) or any(slower)
+    return bool(now.tripped - before.tripped or now.slow - before.slow)
 
 
 NOTICED_BY: dict[FaultKind, Callable[[MetricsReading, MetricsReading], bool]] = {

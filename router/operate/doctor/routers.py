@@ -8,6 +8,7 @@ from router.operate.doctor.check import Check
 from router.operate.doctor.finding import FleetFinding
 from router.operate.doctor.subject import Json, RouterAnswers, Subject
 
+SLOW = 1.5  # how many times slower than usual, as the alert WarmrouteEngineSlow has it
 DISTRUSTED = "its events are ignored, so hits there are guesses"
 
 
@@ -54,6 +55,10 @@ def check_targets(subject: Subject) -> Iterator[FleetFinding]:
                 why = "it gets no requests, and those that it had are moved where another engine can take them"
                 change = "restart it, after a stack dump (py-spy dump, cuda-gdb): its health probe may not show this"
                 yield FleetFinding("fault", f"it is stuck: {stuck}", why, change, at)
+            if (slowdown := target.get("slowdown", 1.0)) >= SLOW:
+                why = "it gets fewer requests, and those that it gets wait longer"
+                change = "compare nvidia-smi (clocks, throttling, Xid errors) and the CPU of its host with its peers"
+                yield FleetFinding("warning", f"is {slowdown:.1f} times slower than it was", why, change, at)
             if target.get("breaker") == "open":
                 why, change = "it gets no requests", "look at its log: three requests in a row failed there"
                 yield FleetFinding("fault", "its circuit breaker is open", why, change, at)

@@ -38,6 +38,7 @@ class TargetState(NamedTuple):
     live_tokens: int  # of KV memory, as in `scorers.contract.Load`
     gauges: Gauges  # as last reported by the engine
     speed: Speed
+    slowdown: float  # of the instance, compared with its usual speed; at least 1
     index_stats: IndexStats
     recalled_blocks: int  # learned from other evidence than their events
     stream_state: str  # one of STREAM_STATES

@@ -52,6 +52,8 @@ HELP = {
     "stream_overfull_total": "times that the index held more of the target than its GPU can, and forgot it",
     "stream_decode_errors_total": "messages that could not be decoded",
     "prefill_us_per_token": "fitted prefill cost of the instance, microseconds per uncached token",
+    "engine_slowdown_ratio": "how many times as long as usual prefills of the instance took when last measured; "
+    "at least 1",
     "prefill_samples": "requests behind that fit; 0: the configured prior",
     "instance_state": "1 for the state the instance is in",
     "engine_distrusted": "1 for an instance whose events are ignored, because it sent more than the router takes in",
@@ -166,6 +168,8 @@ def _target_states(targets: Sequence[TargetState]) -> Iterator[Metric]:
     streams = (((t.target, t.instance), t.stream_state) for t in targets)
     blocks = (((t.target, t.instance, tier), t.index_stats.blocks[n]) for t in targets for n, tier in enumerate(TIERS))
     skipped = (((t.target, t.instance, why), count) for t in targets for why, count in t.skipped.items())
+    slowdowns = {(t.instance,): t.slowdown for t in targets}
+    yield _family("engine_slowdown_ratio", ("instance",), slowdowns.items())
     yield _family("instance_state", ("instance", "state"), one_of(INSTANCE_STATES, states.items()))
     yield _family("breaker_state", (*TARGET, "state"), one_of(BREAKER_STATES, breakers))
     yield _family("stream_state", (*TARGET, "state"), one_of(STREAM_STATES, streams))

@@ -130,6 +130,7 @@ def test_a_target_with_its_load_speed_promises_and_stream(router: RouterParts) -
     load = target["load"]
     assert (load["requests"], load["running"], load["waiting"], load["metrics_age_s"]) == (1, 3, 2, 0.5)
     assert target["speed"]["samples"] == 0
+    assert target["slowdown"] == 1.0
     assert target["promises"] == {
         "trusted": True,
         "drafts": False,

@@ -27,7 +27,7 @@ class Watched:
     def __init__(self, speed: Speed = LEARNED, *, counts: bool = True) -> None:
         self.progress, self.book, self.speed, self.now = TargetProgress(), LoadBook(), speed, 100.0
         self.tokens, self.counts, self.elsewhere = 0, counts, 0
-        self.usage = 0.1
+        self.usage, self.slowdown = 0.1, 1.0
 
     def check(self, work: OpenWork, tokens: int = 0, pieces: int = 0, running: int = 10) -> Stall | None:
         """Let a quarter second pass in which the engine makes `tokens`, `pieces` of which arrive."""
@@ -37,7 +37,7 @@ class Watched:
         if self.counts:
             gauges = NO_GAUGES._replace(running=running, waiting=0, kv_usage=self.usage, output_tokens=self.tokens)
             self.book.gauges, self.book.gauges_at, self.book.elsewhere = gauges, self.now - 0.01, self.elsewhere
-        return self.progress.check(work, self.book, self.speed, self.now)
+        return self.progress.check(work, self.book, self.speed, self.slowdown, self.now)
 
     def until_stuck(self, work: OpenWork, **each: Any) -> float | None:
         """Seconds until it is stuck; None: not within a minute."""
@@ -116,8 +116,17 @@ def test_an_engine_much_slower_than_learned(factor: int, stuck: bool) -> None:
     assert (stall is not None) == stuck
     if stall is not None:
         assert stall.kind == "slow"
-        assert watched.now - began < 5.0, "4 s: a twentieth of the speed counts for a quarter of the time"
-        assert f"more than {SLOWDOWN:g} times slower than learned" in str(stall)
+        assert watched.now - began < 6.0, "5 s: at a twentieth of the speed, 8 of 20 seconds are explained"
+        assert f"more than {SLOWDOWN:g} times slower than usual" in str(stall)
+
+
+@pytest.mark.parametrize(("slowdown", "stuck"), [(5, False), (20, True)])
+def test_a_slow_engine_whose_new_speed_was_learned_is_judged_by_its_usual_speed(slowdown: int, stuck: bool) -> None:
+    assert LEARNED.decode is not None
+    watched = Watched(LEARNED._replace(decode=LEARNED.decode._replace(base_ms=STEP_MS * slowdown)))
+    watched.slowdown = slowdown
+    each = round(10 * CHECK_S * 1000 / STEP_MS / slowdown)
+    assert (watched.until_stuck(STREAMS, tokens=each, pieces=each) is not None) == stuck
 
 
 def test_a_long_prefill_slows_the_streams_beside_it() -> None:

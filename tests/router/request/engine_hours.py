@@ -69,6 +69,7 @@ class EngineHours:
         self.alarms: list[tuple[float, Stall]] = []
         self.requests = 0
         self.longest_tokens = 0
+        self.most_slowdown = 1.0  # that was learned at any time
         self._freeze_at_s = float("inf") if freeze_at_s is None else freeze_at_s
         self._sent: dict[RequestId, Sent] = {}
         self._begun: dict[RequestId, tuple[float, int, int]] = {}  # first byte, cached tokens, tokens so far
@@ -197,7 +198,9 @@ class EngineHours:
             return
         speed = self.target.latency_model.speed(now)
         work = sum_work([sent.attempt for sent in self._sent.values()], speed, silent=False)
-        stall = self.target.progress.check(work, self.target.load_book, speed, now)
+        slowdown = self.target.latency_model.slowdown
+        self.most_slowdown = max(self.most_slowdown, slowdown)
+        stall = self.target.progress.check(work, self.target.load_book, speed, slowdown, now)
         if stall is not None:
             self.alarms.append((now, stall))
 
@@ -216,7 +219,8 @@ def main() -> None:
     made.run(hours * 3600)
     speed = made.target.latency_model.speed(hours * 3600)
     sent = f"{made.requests} requests of up to {made.longest_tokens} tokens"
-    print(f"{hours:g} h, {sent}, {len(made.alarms)} alarms; learned: {speed[:4]}, {speed.decode}")
+    found = f"{len(made.alarms)} alarms, slowdown up to {made.most_slowdown:.2f}"
+    print(f"{hours:g} h, {sent}, {found}; learned: {speed[:4]}, {speed.decode}")
     for at_s, stall in made.alarms[:20]:
         print(f"  {at_s:9.1f} s  {stall}")
 

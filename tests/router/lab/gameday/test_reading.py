@@ -15,7 +15,7 @@ from router.telemetry.metrics.prometheus import Metrics
 from router.telemetry.metrics.snapshot import RouterSnapshot
 from tests.router.telemetry.metrics.test_state import READY, SILENT
 
-CALM = MetricsReading(prefill_us={"a": 100.0}, has_pool=True, policies=frozenset({"warm"}), booked=3.0)
+CALM = MetricsReading(has_pool=True, policies=frozenset({"warm"}), booked=3.0)
 
 
 def page(now: RouterSnapshot) -> str:
@@ -29,7 +29,7 @@ def test_it_reads_what_the_router_writes() -> None:
     assert now.tripped == {"b/0"}
     assert now.untrusted == {"b/0"}
     assert (now.restarts, now.gaps, now.lag_s, now.booked) == (6, 2, 0.5, 6)  # both targets have READY's counts
-    assert now.prefill_us == {"a": 90.5, "b": 90.5}
+    assert now.slow == {"a"}
     assert now.has_pool is None
 
 
@@ -50,7 +50,7 @@ SIGNS: dict[FaultKind, dict[str, object]] = {
     "freeze": {"not_ready": frozenset({"a"})},
     "wedge": {"tripped": frozenset({"a/0"})},
     "partition": {"tripped": frozenset({"a/0"})},
-    "slow": {"prefill_us": {"a": 160.0}},
+    "slow": {"slow": frozenset({"a"})},
     "lossy_events": {"gaps": 1.0},
     "wrong_events": {"untrusted": frozenset({"a/0"})},
     "full_disk": {"write_failures": 1.0},

@@ -22,14 +22,14 @@ from scorers.contract import Speed, Transfer
 READY = TargetState(
     target="a/0", instance="a", state="ready", breaker="half_open", requests=3, prefilling=1, live_tokens=900,
     gauges=NO_GAUGES._replace(running=5, waiting=2, kv_usage=0.25),
-    speed=Speed(0.0, 90.5, 0.0, 12, None, None, None, Transfer(5.5, 10.25, 3, None)),
+    speed=Speed(0.0, 90.5, 0.0, 12, None, None, None, Transfer(5.5, 10.25, 3, None)), slowdown=4.8,
     index_stats=IndexStats((10, 20, 30), 4, 6000, True), recalled_blocks=9, stream_state="live",
     trusted=True, lag_s=0.5, batches=7, events=8, gaps=1, replays=2, replay_silent=True, restarts=3,
     overfull=2, malformed=4, skipped={"group": 5},
 )  # fmt: skip
 SILENT = READY._replace(
     target="b/0", instance="b", state="down", gauges=NO_GAUGES, lag_s=None, skipped={},
-    trusted=False, stream_state="new", breaker="open",
+    trusted=False, stream_state="new", breaker="open", slowdown=1.0,
 )  # fmt: skip
 
 
@@ -96,6 +96,11 @@ def test_what_is_not_known_has_no_sample() -> None:
     assert "warmroute_engine_kv_usage_ratio" not in known
     assert "warmroute_stream_lag_seconds" not in known
     assert known["warmroute_stream_trusted"] == 0
+
+
+def test_a_slowdown_is_the_instances() -> None:
+    now = RouterSnapshot([READY, READY._replace(target="a/1"), SILENT])
+    assert values(now, instance="a")["warmroute_engine_slowdown_ratio"] == 4.8
 
 
 def test_states_are_one_of_all() -> None:
