@@ -3,7 +3,10 @@
 A stream can be wrong in two ways, and the stream itself shows neither:
 
 * It predicts too much (lost removals, an unnoticed restart). Then the target is not `trusted` and is scored by
-  approximate blocks until its predictions are correct again.
+  approximate blocks until its predictions are correct again. If the engine then announces blocks anew that the index
+  had as held, that *proves* the index wrong (blocks that were evicted between choice and prefill are announced as
+  removed). The second proof within `PROOFS_WITHIN` answers makes the caller forget the index: what is announced from
+  then on is right, so the target is trusted at once.
 * It predicts nothing although the engine does hit its cache (wrong block size, another tokenizer or template, a
   hash or topic mismatch). This loses every hit without any error, so it raises an `alarm` for the operator.
 
@@ -30,6 +33,7 @@ WRONG_TO_DISTRUST = 3
 CORRECT_TO_TRUST = 3
 MISSES_TO_ALARM = 8
 SHORT_TO_DRAFTS = 3
+PROOFS_WITHIN = 20
 
 
 Finding = Literal["confirmed", "overestimated", "underestimated"]
@@ -39,36 +43,39 @@ class OverlapAccuracy:
     """The accuracy of one target. Predicted tokens include the GPU and slower local tiers, capped as engines do."""
 
     __slots__ = (
-        *("_missed_in_row", "_news", "_recent", "_short_in_row", "confirmed", "drafts", "overestimated", "trusted"),
-        "underestimated",
+        *("_believed", "_missed_in_row", "_news", "_recent", "_short_in_row", "_since_proof", "confirmed"),
+        *("contradictions", "drafts", "overestimated", "trusted", "underestimated"),
     )
 
     def __init__(self) -> None:
-        self.trusted = True
         self.drafts = False  # whether the engine seems to compute the last block of every hit again
         self.confirmed = 0
         self.overestimated = 0
         self.underestimated = 0  # tokens delivered although none were predicted
+        self.contradictions = 0  # times that the index was proved wrong
+        self.trusted = True
+        self._since_proof: int | None = None  # answers since the last proof; None: there is none
         self._recent: tuple[bool, ...] = ()  # whether each prediction was correct, newest last
         self._missed_in_row = 0
         self._short_in_row = 0  # hits whose last block was not as predicted
         self._news: Finding | None = None
 
-    def observe(self, predicted_tokens: int, delivered_tokens: int | None, block_tokens: int) -> None:
-        """Add an answer. `delivered_tokens` is None if the engine reports no usage details; then the answer is no
-        evidence.
+    def observe(self, predicted_tokens: int, delivered_tokens: int | None, block_tokens: int) -> Finding | None:
+        """Add an answer, and return what it shows; None if it is no evidence. `delivered_tokens` is None if the engine
+        reports no usage details.
         """
         if delivered_tokens is None:
-            return
+            return None
         if predicted_tokens < block_tokens:
-            if delivered_tokens >= block_tokens:
-                self.underestimated += 1
-                self._news = "underestimated"
-                self.add("underestimated")
-            return
+            if delivered_tokens < block_tokens:
+                return None
+            self.underestimated += 1
+            self._news = "underestimated"
+            self.add("underestimated")
+            return "underestimated"
         excess = predicted_tokens - delivered_tokens
         if excess == predicted_tokens == block_tokens:
-            return
+            return None
         self._short_in_row = self._short_in_row + 1 if excess == (-block_tokens if self.drafts else block_tokens) else 0
         if self._short_in_row == SHORT_TO_DRAFTS:
             self.drafts, self._short_in_row = not self.drafts, 0
@@ -77,10 +84,11 @@ class OverlapAccuracy:
             in_doubt = not self.trusted or self._missed_in_row or False in self._recent
             self._news = "confirmed" if in_doubt else None
             self.add("confirmed")
-        else:
-            self.overestimated += 1
-            self._news = "overestimated"
-            self.add("overestimated")
+            return "confirmed"
+        self.overestimated += 1
+        self._news = "overestimated"
+        self.add("overestimated")
+        return "overestimated"
 
     def take_news(self) -> Finding | None:
         """Return the finding of the last answer, once; None if it would change nothing at other routers."""
@@ -93,6 +101,8 @@ class OverlapAccuracy:
             self._missed_in_row += 1
             return
         self._missed_in_row = 0
+        if self._since_proof is not None:
+            self._since_proof += 1
         correct = finding == "confirmed"
         self._recent = (*self._recent[1 - WINDOW :], correct)
         if self.trusted:
@@ -101,9 +111,20 @@ class OverlapAccuracy:
             self.trusted = True
             self._recent = ()
 
+    def add_proof(self) -> bool:
+        """Add a proof that the index is wrong, after the finding of the same answer. Return whether the index must be
+        forgotten; its predictions are then judged afresh.
+        """
+        again = self._since_proof is not None and self._since_proof <= PROOFS_WITHIN
+        self._since_proof = None if again else 0
+        if again:
+            self.contradictions += 1
+            self.trusted, self._recent = True, ()
+        return again
+
     def reset(self) -> None:
         """Start again for a new process with a new stream. The counters are retained."""
-        self.trusted = True
+        self.trusted, self._since_proof = True, None
         self.drafts = False
         self._recent = ()
         self._missed_in_row = self._short_in_row = 0

@@ -26,6 +26,9 @@ two replays that do not move the cursor, the sequencer forgets, continues with t
 publishes during a replay do not fit the queue, so each replay without an answer causes the gap that would request
 the next replay.
 
+*A silent stream* is live, and delivers nothing although the engine computes blocks: after `UNANNOUNCED` such answers,
+each to a request that was sent after the one before was answered, it is not trusted until something arrives again.
+
 *Without a replay endpoint* a reconnect may lead to another process. A connection receives only batches published
 after it was made, so a first number at or below the cursor is a new process, and so is a clock that went back. A
 new process whose numbers happen to continue is detected by its size (`TargetCacheState.cache_blocks`).
@@ -41,6 +44,8 @@ from router.kvcache.events import BlocksCleared, Event, EventBatch
 
 MAX_REPLAYS = 2  # replays without progress before a gap is given up
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 60.0, 900.0  # pauses in requests to a silent replay endpoint: doubled each time
+UNANNOUNCED = 3
+SILENT_S = 1.0  # that a stream is at least without a batch before it counts as silent: it may be connecting
 MAX_HELD_BYTES = 256 * 1024  # of live batches that wait for a replay; batches beyond are dropped and become a gap
 
 
@@ -107,6 +112,9 @@ class EventSequencer:
         self._reconnected = False  # without a replay endpoint, until the next batch
         self._first_answer = False  # the running replay has not answered yet
         self._discarding = False  # ignore the running replay and request another when it ends
+        self.silent = False
+        self._unannounced = 0  # answers in a row whose blocks were not announced
+        self._unannounced_at = 0.0  # when the last of them ended
 
     @classmethod
     def resume(cls, replayable: bool, cursor: StreamCursor) -> EventSequencer:
@@ -127,7 +135,7 @@ class EventSequencer:
 
     @property
     def trusted(self) -> bool:
-        return self.state == "live"
+        return self.state == "live" and not self.silent
 
     @property
     def replay_silent(self) -> bool:
@@ -155,6 +163,7 @@ class EventSequencer:
     def on_live(self, batch: EventBatch, now: float, wall: float) -> list[Step]:
         """Handle a batch from the live stream."""
         self.last_heard_s = now
+        self.silent, self._unannounced = False, 0
         self.lag_s = wall - batch.wall_s
         if self.state != "replaying":
             self.state = "live"
@@ -163,6 +172,14 @@ class EventSequencer:
             self._held_bytes += batch.size_bytes
             self._held.append(batch)
         return []
+
+    def on_answer(self, sent_at: float, now: float) -> None:
+        """Handle an answer for which the engine computed new blocks; its request was sent at `sent_at`."""
+        if not self.events or self.last_heard_s is None or self.last_heard_s >= sent_at:
+            self._unannounced = 0
+        elif sent_at >= self._unannounced_at:  # else the answers end together, and their events may be on the way
+            self._unannounced, self._unannounced_at = self._unannounced + 1, now
+            self.silent = self._unannounced >= UNANNOUNCED and now - self.last_heard_s >= SILENT_S
 
     def on_replayed(self, batch: EventBatch, now: float) -> list[Step]:
         """Handle a batch from the running replay."""
@@ -336,8 +353,7 @@ class TargetCacheState:
             self.sequencer.joined_late = False
 
     def begin_late(self) -> None:
-        """Note that the held blocks are not this process's, of which only the events from now on are known."""
-        self.overfull += 1
+        """Note that the index is not what the engine holds, of which only the events from now on are known."""
         self.stored_blocks = 0
         if self.sequencer is not None:
             self.sequencer.joined_late = True

@@ -160,7 +160,7 @@ class BlockIndex:
         self.leave(target)
         blocks = self._allocate(before.model)
         blocks.block_tokens = before.block_tokens
-        blocks.partial, blocks.counts_copies = before.partial, before.counts_copies
+        blocks.partial, blocks.counts_copies, blocks.repeated = before.partial, before.counts_copies, before.repeated
         blocks.tails.adopt_groups(before.tails)
         if before.entries is not None:
             blocks.entries = PartialEntries(before.entries.unit)
@@ -510,6 +510,10 @@ class BlockIndex:
     def holds(self, target: TargetId, key: Key) -> bool:
         """Return whether `target` (joined: KeyError otherwise) holds a block on its GPU."""
         return bool(self._holders.tables[Tier.GPU].bits(key) & self._blocks[target].bit)
+
+    def repeated_blocks(self, target: TargetId) -> int:
+        """Return how often a joined `target` announced a block on its GPU that the index had there."""
+        return self._blocks[target].repeated
 
     def held_blocks(self, target: TargetId) -> int:
         """Return how many blocks with known chains `target` holds, each once whatever its tiers; 0 for an unknown

@@ -62,6 +62,7 @@ class SentPrompt(NamedTuple):
     speculative: SpeculativePrompt
     approximate: Sequence[Key]  # keys for `ApproximateBlocks`; empty if the target's index is certain
     late: LatePrompt | None = None  # for `MissedPrefixes.on_answer`
+    repeated_blocks: int = 0  # `BlockIndex.repeated_blocks` of the target when it was sent
 
 
 class KvIndexer:
@@ -202,6 +203,23 @@ class KvIndexer:
             state.begin_empty()
             self._execute(target, [ForgetTarget()])
 
+    def begin_late(self, target: TargetId) -> None:
+        """Forget the blocks of `target`, because answers contradicted them, and follow its stream as if it had been
+        joined just now; a no-op before it joins.
+        """
+        if (state := self._states.get(target)) is not None:
+            state.begin_late()
+            self._execute(target, [ForgetTarget()])
+
+    def count_repeated(self, sent: SentPrompt) -> int:
+        """Return how many blocks its target has announced since a prompt was sent although the index had them. 0 if
+        it has left, or runs a hybrid model, whose engine computes some held blocks again.
+        """
+        target = sent.speculative.target
+        if target not in self._states or target in self._index.hybrid:
+            return 0
+        return self._index.repeated_blocks(target) - sent.repeated_blocks
+
     def resume(self, target: TargetId) -> bool:
         """Apply the next piece of the rest of earlier batches. Return False if nothing was left."""
         if (state := self._states.get(target)) is None or not state.backlog:
@@ -274,7 +292,8 @@ class KvIndexer:
         tails = self._tails_left(target, prompt, estimate) if target in self._index.hybrid else ()
         speculative = self._speculative.add(target, keys[estimate.held_blocks :], self._clock.now(), tails)
         late = self.missed.send(target, prompt) if self.missed.late else None
-        return SentPrompt(speculative, keys if approximate or target in self._uncertain else (), late)
+        repeated = self._index.repeated_blocks(target)
+        return SentPrompt(speculative, keys if approximate or target in self._uncertain else (), late, repeated)
 
     def _tails_left(self, target: TargetId, prompt: TokenizedPrompt, estimate: OverlapEstimate) -> list[Key]:
         """Return the last keys of the tails that a prompt makes a hybrid model's engine keep: where the prompt ends,
@@ -294,6 +313,20 @@ class KvIndexer:
         self._speculative.on_first_byte(sent.speculative, now)
         if sent.approximate and not sent.speculative.forgotten:
             self._approximate.add(sent.speculative.target, sent.approximate, now)
+
+    def on_computed(self, sent: SentPrompt, sent_at: float) -> bool:
+        """Record that the target has answered the prompt, sent at `sent_at`, and computed new blocks for it. Return
+        whether its stream became silent.
+        """
+        target, now = sent.speculative.target, self._clock.now()
+        state = self._states.get(target)
+        if state is None or state.sequencer is None or state.sequencer.silent:
+            return False
+        state.sequencer.on_answer(sent_at, now)
+        if state.sequencer.silent:
+            self._estimator.invalidate(target)
+            self._refresh(target, state)
+        return state.sequencer.silent
 
     def on_failure(self, sent: SentPrompt) -> None:
         """Record that the request ended without a first byte."""
@@ -371,6 +404,7 @@ class KvIndexer:
             )
             self._index.forget(target)
             self._forget_sent(target)
+            state.overfull += 1
             state.begin_late()
         self._bounds.count(target, state, applied)
         self._refresh(target, state)

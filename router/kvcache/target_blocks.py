@@ -59,7 +59,7 @@ class TargetBlocks:
     __slots__ = (
         *("_holders", "_keyring", "_orphans"),
         *("bit", "block_tokens", "blocks", "counts_copies", "duplicates", "entries", "groups", "model", "partial"),
-        *("incomplete", "removals", "runs", "tails", "uncounted"),
+        *("incomplete", "removals", "repeated", "runs", "tails", "uncounted"),
     )
 
     def __init__(
@@ -83,6 +83,7 @@ class TargetBlocks:
         self.duplicates: dict[tuple[Tier, Key], int] = {}  # additional hashes, of other groups, of a held key
         self.partial = 0  # entries inside blocks
         self.uncounted = 0  # blocks that were announced for the GPU but took no room on it
+        self.repeated = 0  # blocks that were announced on the GPU although they were held there
         self.counts_copies = True  # False: the engine announces blocks that it announced before
         self.removals: RecentRemovals | None = None  # None: not recorded
         self._orphans = Orphans(orphan_blocks)
@@ -338,7 +339,9 @@ class TargetBlocks:
             if hash_ in held:
                 if event.tier is Tier.GPU and hash_ in group.recalled:
                     group.recalled.discard(hash_)  # the copy that was recalled, announced now
-                elif self.counts_copies or event.tier is not Tier.GPU:
+                    continue
+                self.repeated += event.tier is Tier.GPU
+                if self.counts_copies or event.tier is not Tier.GPU:
                     more[hash_] = more.get(hash_, 0) + 1
                 else:
                     self.uncounted += 1

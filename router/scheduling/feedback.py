@@ -10,7 +10,9 @@ from __future__ import annotations
 import logging
 
 from router.fleet.instance import FetchedKv
+from router.fleet.overlap_accuracy import Finding
 from router.fleet.step_change import STEP_RATIO
+from router.kvcache.indexer import KvIndexer
 from router.kvcache.overlap_estimate import OverlapEstimate
 from router.prompt.usage import Usage
 from router.scheduling.ticket import TargetBooking
@@ -21,23 +23,25 @@ log = logging.getLogger("warmroute.index")
 
 def learn_from_answer(
     part: TargetBooking, pool_hit: PoolHit | None, usage: Usage, ttft_ms: float | None, now: float, *, shared_pool: bool
-) -> None:
-    """Learn from a complete answer. `ttft_ms` is None if the time does not show the prefill. `shared_pool` is
-    whether engines may have found tokens in a shared pool that no engine holds.
+) -> Finding | None:
+    """Learn from a complete answer, and return what it shows of the target's event stream. `ttft_ms` is None if the
+    time does not show the prefill. `shared_pool` is whether engines may have found tokens in a shared pool that no
+    engine holds.
     """
     prompt_tokens, cached_tokens, _ = usage
     if cached_tokens is None:
-        return
+        return None
+    finding = None
     estimate, target = part.estimate, part.target
     emptied = part.sent_prompt is not None and part.sent_prompt.speculative.forgotten  # after the choice
     if estimate is not None and estimate.indexed_tokens is not None and estimate.block_tokens and not emptied:
         own = _own_tokens(estimate.indexed_tokens, cached_tokens, pool_hit, shared_pool)
         accuracy, drafted = target.overlap_accuracy, target.overlap_accuracy.drafts
-        accuracy.observe(estimate.indexed_tokens, own, estimate.block_tokens)
+        finding = accuracy.observe(estimate.indexed_tokens, own, estimate.block_tokens)
         if accuracy.drafts and not drafted:
             log.info("%s: computes the last block of every hit again, as with EAGLE or MTP", target.id)
     if ttft_ms is None or prompt_tokens is None:
-        return
+        return finding
     overlap = estimate.overlap if estimate is not None else None
     fetched = _find_fetched(overlap, pool_hit, cached_tokens, shared_pool) if overlap is not None else None
     before = target.latency_model.slowdown
@@ -47,6 +51,28 @@ def learn_from_answer(
         log.warning("instance %s: prefills take %.1f times as long as before", target.instance.id, slowdown)
     elif slowdown < STEP_RATIO <= before:
         log.warning("instance %s: is no longer slow", target.instance.id)
+    return finding
+
+
+def check_stream(
+    part: TargetBooking, finding: Finding | None, usage: Usage, sent_at: float, indexer: KvIndexer
+) -> None:
+    """Find out by a complete answer whether the target's events are wrong or have stopped. `finding` is the result of
+    `learn_from_answer`, `sent_at` when the request was sent.
+    """
+    target, estimate, sent = part.target, part.estimate, part.sent_prompt
+    if sent is None or estimate is None or not estimate.block_tokens or usage.cached_tokens is None:
+        return
+    size, cached_tokens = estimate.block_tokens, usage.cached_tokens
+    if finding == "overestimated" and estimate.indexed_tokens is not None:
+        missing_blocks = (estimate.indexed_tokens - cached_tokens) // size
+        if indexer.count_repeated(sent) >= missing_blocks and target.overlap_accuracy.add_proof():
+            log.warning("%s: answers contradict its events: index of this target cleared", target.id)
+            indexer.begin_late(target.id)
+    known_tokens = max(cached_tokens, estimate.held_blocks * size)  # an engine that drafts computes some again
+    computed_tokens = 0 if usage.prompt_tokens is None else usage.prompt_tokens - known_tokens
+    if computed_tokens >= 2 * size and indexer.on_computed(sent, sent_at):
+        log.warning("%s: its events stopped: it computes blocks and announces none", target.id)
 
 
 def predicted_tokens(estimate: OverlapEstimate | None) -> tuple[int | None, int | None]:

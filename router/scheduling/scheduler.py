@@ -29,7 +29,7 @@ from router.prompt.usage import NO_USAGE, Usage
 from router.scheduling.conversations import Conversations
 from router.scheduling.experiments.experiment import RunningExperiment
 from router.scheduling.experiments.policy_set import PolicySet
-from router.scheduling.feedback import learn_from_answer, predicted_tokens
+from router.scheduling.feedback import check_stream, learn_from_answer, predicted_tokens
 from router.scheduling.pair import PairChoice, choose_pair
 from router.scheduling.policy.decision import Decision
 from router.scheduling.policy.policy import Policy, merge_orders
@@ -293,7 +293,8 @@ class Scheduler:
         if end == "ok":
             half.target.instance.delivered = True
         if end == "ok" and not ticket.record.several_answers:
-            learn_from_answer(half, ticket.pool_hit, usage, ttft_ms, now, shared_pool=self.shared_pool)
+            finding = learn_from_answer(half, ticket.pool_hit, usage, ttft_ms, now, shared_pool=self.shared_pool)
+            check_stream(half, finding, usage, ticket.sent_at, self.indexer)
         if leg.decision.learners:
             self.selector.finished(leg.decision, build_outcome(end, status, ttft_ms, duration_ms, usage))
 
@@ -326,7 +327,8 @@ class Scheduler:
         if alone and attempt.prefill is None:  # else another target did the prefill
             # Only a stream shows the prefill time: any other answer begins after its last token.
             ttft_ms = ticket.ttft_ms if record.stream else None
-            learn_from_answer(ticket, ticket.pool_hit, usage, ttft_ms, now, shared_pool=self.shared_pool)
+            finding = learn_from_answer(ticket, ticket.pool_hit, usage, ttft_ms, now, shared_pool=self.shared_pool)
+            check_stream(ticket, finding, usage, ticket.sent_at, self.indexer)
             if ticket.sent_prompt is not None and ticket.sent_prompt.late is not None and usage.cached_tokens:
                 self.indexer.missed.on_answer(ticket.sent_prompt.late, usage.cached_tokens)
         if alone and ticket.conversation is not None and usage.prompt_tokens is not None:

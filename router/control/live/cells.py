@@ -59,6 +59,7 @@ def describe_cell(scheduler: Scheduler, target: Target, trouble: str | None, now
         "broken": accuracy.overestimated,
         "missed": accuracy.underestimated,
         "trusted": accuracy.trusted,
+        "silent": stream is not None and stream.silent,
         "alarm": accuracy.alarm if stream is not None and stream.trusted and not stream.joined_late else None,
         "distrust": None if distrust is None else distrust.detail,
         "stream": None if stream is None else stream.state,

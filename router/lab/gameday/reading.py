@@ -17,6 +17,7 @@ SLOWER = 1.5  # from which a slowdown counts as noticed: the threshold of the al
 LATE_S = 5.0  # of events by both clocks: the threshold of the alert WarmrouteStreamLag
 WANTED = frozenset({
     "instance_state", "breaker_state", "stream_state", "stream_trusted", "stream_restarts_total", "stream_gaps_total",
+    "stream_contradictions_total",
     "stream_lag_seconds", "engine_slowdown_ratio", "decision_log_failures_total", "pool_master_leads",
     "policy_in_force", "target_requests",
 })  # fmt: skip
@@ -30,6 +31,7 @@ class MetricsReading(NamedTuple):
     untrusted: frozenset[str] = frozenset()  # targets whose events are not trusted, or whose stream is not live
     restarts: float = 0.0
     gaps: float = 0.0
+    contradictions: float = 0.0
     lag_s: float = 0.0  # the largest, without its sign
     slow: frozenset[str] = frozenset()  # instances that are slower than usual
     write_failures: float = 0.0  # of the decision log
@@ -61,6 +63,7 @@ def read_metrics(page: str) -> MetricsReading:
         untrusted=doubted | where("stream_state", "target", "live"),
         restarts=total("stream_restarts_total"),
         gaps=total("stream_gaps_total"),
+        contradictions=total("stream_contradictions_total"),
         lag_s=max((abs(value) for _, value in samples["stream_lag_seconds"]), default=0.0),
         slow=frozenset(labels["instance"] for labels, value in samples["engine_slowdown_ratio"] if value >= SLOWER),
         write_failures=total("decision_log_failures_total"),
@@ -99,7 +102,9 @@ NOTICED_BY: dict[FaultKind, Callable[[MetricsReading, MetricsReading], bool]] = 
     "partition": _engine_failed,
     "slow": _engine_is_slow,
     "lossy_events": lambda now, before: now.gaps > before.gaps,
-    "wrong_events": lambda now, before: bool(now.untrusted - before.untrusted),
+    "wrong_events": lambda now, before: (
+        bool(now.untrusted - before.untrusted) or now.contradictions > before.contradictions
+    ),
     "full_disk": lambda now, before: now.write_failures > before.write_failures,
     "dead_pool": lambda now, before: before.has_pool is True and now.has_pool is False,
     "clock_jump": lambda now, before: now.lag_s > LATE_S > before.lag_s,

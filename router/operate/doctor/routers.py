@@ -82,6 +82,12 @@ def check_targets(subject: Subject) -> Iterator[FleetFinding]:
             if promises.get("alarm"):
                 change = "see tokens.agree, events.arriving and hits.agree"
                 yield FleetFinding("fault", str(promises["alarm"]), "its hits are not used", change, at)
+            elif promises.get("silent"):
+                why = "the router guesses from what it sent there, and loses hits"
+                change = "see events.arriving; restart the engine if its publisher is dead"
+                yield FleetFinding(
+                    "fault", "computes new blocks and announces none: its events stopped", why, change, at
+                )
             elif promises.get("trusted") is False:
                 why = "requests are sent for hits that do not happen; now it is guessed what is cached there"
                 change = "see events.replay; if its cache is too small, docs/plan/capacity.md"

@@ -51,6 +51,7 @@ class TargetState(NamedTuple):
     replay_silent: bool
     restarts: int
     overfull: int
+    contradictions: int
     malformed: int
     skipped: Mapping[str, int]  # by reason
 

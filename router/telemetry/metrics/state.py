@@ -50,6 +50,7 @@ HELP = {
     "stream_replay_silent": "1 while the replay endpoint leaves requests without any answer",
     "stream_restarts_total": "engine restarts detected",
     "stream_overfull_total": "times that the index held more of the target than its GPU can, and forgot it",
+    "stream_contradictions_total": "times that answers proved the index of the target wrong, and it was forgotten",
     "stream_decode_errors_total": "messages that could not be decoded",
     "prefill_us_per_token": "fitted prefill cost of the instance, microseconds per uncached token",
     "engine_slowdown_ratio": "how many times as long as usual prefills of the instance took when last measured; "
@@ -128,6 +129,7 @@ TARGET_VALUES: dict[str, Callable[[TargetState], float | None]] = {
     "stream_replay_silent": lambda t: t.replay_silent,
     "stream_restarts_total": lambda t: t.restarts,
     "stream_overfull_total": lambda t: t.overfull,
+    "stream_contradictions_total": lambda t: t.contradictions,
     "stream_decode_errors_total": lambda t: t.malformed,
     "prefill_us_per_token": lambda t: t.speed.us_per_token,
     "prefill_samples": lambda t: t.speed.samples,

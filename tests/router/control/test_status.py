@@ -137,6 +137,8 @@ def test_a_target_with_its_load_speed_promises_and_stream(router: RouterParts) -
         "kept": 0,
         "broken": 0,
         "missed": 0,
+        "contradictions": 0,
+        "silent": False,
         "alarm": None,
     }
     stream = target["stream"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from router.fleet.overlap_accuracy import MISSES_TO_ALARM, OverlapAccuracy
+import pytest
+
+from router.fleet.overlap_accuracy import MISSES_TO_ALARM, PROOFS_WITHIN, OverlapAccuracy
 
 BLOCK = 16
 
@@ -113,3 +115,22 @@ def test_two_routers_that_tell_each_other_find_out_together_what_one_would_that_
             other.add(finding)
     assert pair[0].alarm is not None
     assert pair[1].alarm is not None
+
+
+@pytest.mark.parametrize(("between", "forgotten"), [(0, True), (PROOFS_WITHIN - 1, True), (PROOFS_WITHIN, False)])
+def test_two_proofs_at_short_distance_make_the_index_worthless(between: int, forgotten: bool) -> None:
+    accuracy = story(OverlapAccuracy(), BROKEN)
+    assert not accuracy.add_proof(), "one may be an event that was lost"
+    story(accuracy, *[KEPT] * between, BROKEN)
+    assert accuracy.add_proof() == forgotten
+    assert accuracy.contradictions == forgotten
+
+
+def test_what_is_announced_after_the_index_was_forgotten_is_trusted() -> None:
+    accuracy = story(OverlapAccuracy(), BROKEN, BROKEN, BROKEN)
+    assert not accuracy.trusted
+    accuracy.add_proof()
+    assert accuracy.add_proof()
+    assert accuracy.trusted
+    assert story(accuracy, BROKEN, BROKEN).trusted, "judged afresh"
+    assert not accuracy.add_proof()

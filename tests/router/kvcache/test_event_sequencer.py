@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.kvcache import event_sequencer
-from router.kvcache.event_sequencer import ApplyBatch, EventSequencer, ForgetTarget, RequestReplay, Step
+from router.kvcache.event_sequencer import UNANNOUNCED, ApplyBatch, EventSequencer, ForgetTarget, RequestReplay, Step
 from router.kvcache.events import BlocksCleared, BlocksRemoved, EngineHash, Event, EventBatch, Tier
 from tests.suites.properties import examples
 
@@ -621,3 +621,33 @@ def test_whatever_is_lost_on_the_way_the_end_is_exact(data: st.DataObject) -> No
         assert reader.knows(*process(sent, born))
     elif sent:
         assert reader.known[-1:] == batch(sent - 1, born).events
+
+
+def test_answers_without_events_make_a_live_stream_silent_until_something_arrives() -> None:
+    reader = following(3)
+    for n in range(UNANNOUNCED):
+        assert reader.settled
+        reader.book.on_answer(sent_at=10.0 + n, now=10.5 + n)
+    assert reader.book.silent
+    assert not reader.settled
+    reader.live(batch(3))
+    assert reader.settled
+
+
+def test_answers_that_end_together_count_once() -> None:
+    """Their events may be on the way."""
+    reader = following(3)
+    for n in range(10):
+        reader.book.on_answer(sent_at=10.0, now=10.5 + n / 1000)
+    assert not reader.book.silent
+
+
+def test_a_stream_that_delivered_something_since_or_never_is_not_silent() -> None:
+    reader, never = following(3), Reader()
+    for n in range(2 * UNANNOUNCED):
+        reader.now = 10.1 + n
+        reader.live(batch(3 + n))
+        reader.book.on_answer(sent_at=10.0 + n, now=10.5 + n)
+        never.book.on_answer(sent_at=10.0 + n, now=10.5 + n)
+    assert not reader.book.silent
+    assert not never.book.silent

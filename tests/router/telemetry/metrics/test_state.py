@@ -25,7 +25,7 @@ READY = TargetState(
     speed=Speed(0.0, 90.5, 0.0, 12, None, None, None, Transfer(5.5, 10.25, 3, None)), slowdown=4.8,
     index_stats=IndexStats((10, 20, 30), 4, 6000, True), recalled_blocks=9, stream_state="live",
     trusted=True, lag_s=0.5, batches=7, events=8, gaps=1, replays=2, replay_silent=True, restarts=3,
-    overfull=2, malformed=4, skipped={"group": 5},
+    overfull=2, contradictions=1, malformed=4, skipped={"group": 5},
 )  # fmt: skip
 SILENT = READY._replace(
     target="b/0", instance="b", state="down", gauges=NO_GAUGES, lag_s=None, skipped={},
@@ -83,6 +83,7 @@ def test_every_reading_of_a_target() -> None:
         "warmroute_stream_replay_silent": 1,
         "warmroute_stream_restarts_total": 3,
         "warmroute_stream_overfull_total": 2,
+        "warmroute_stream_contradictions_total": 1,
         "warmroute_stream_decode_errors_total": 4,
         "warmroute_prefill_us_per_token": 90.5,
         "warmroute_prefill_samples": 12,
