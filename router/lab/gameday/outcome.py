@@ -25,6 +25,7 @@ from router.lab.loadgen.load import SentRequest
 from router.lab.loadgen.report import compute_hit_share
 from router.lab.simulator.outcome import quantile
 
+CALM = "calm"  # name of the time before the first fault
 SLOW_FACTOR = 2.0
 SLOW_S = 0.1  # a busy machine may raise a median by this much on its own
 
@@ -70,7 +71,7 @@ class FaultOutcome(NamedTuple):
 def judge_calm(rows: Sequence[SentRequest], from_s: float, until_s: float, bounds: GamedayBounds) -> FaultOutcome:
     """Return the figures of the calm before the first fault, which nobody has to notice or recover from."""
     own = [one for one in rows if from_s <= end_of(one) < until_s]
-    return _check(_measure("calm", "", from_s, until_s, own), bounds)
+    return _check(_measure(CALM, "", from_s, until_s, own), bounds)
 
 
 def judge(

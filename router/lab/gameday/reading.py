@@ -18,7 +18,7 @@ LATE_S = 5.0  # of events by both clocks: the threshold of the alert WarmrouteSt
 WANTED = frozenset({
     "instance_state", "breaker_state", "stream_state", "stream_trusted", "stream_restarts_total", "stream_gaps_total",
     "stream_lag_seconds", "prefill_us_per_token", "decision_log_failures_total", "pool_master_leads",
-    "policy_in_force", "target_requests",
+    "policy_in_force", "target_requests", "replica_up",
 })  # fmt: skip
 
 
@@ -36,6 +36,7 @@ class MetricsReading(NamedTuple):
     has_pool: bool | None = None  # whether a master leads; None: there is no pool
     policies: frozenset[str] = frozenset()  # that decide
     booked: float = 0.0  # requests in the books of all targets
+    silent: frozenset[str] = frozenset()  # other routers from which nothing arrives
 
 
 def read_metrics(page: str) -> MetricsReading:
@@ -67,6 +68,7 @@ def read_metrics(page: str) -> MetricsReading:
         has_pool=any(value == 1 for _, value in leads) if leads else None,
         policies=frozenset(labels["policy"] for labels, _ in samples["policy_in_force"] if labels["role"] != "shadow"),
         booked=total("target_requests"),
+        silent=frozenset(labels["replica"] for labels, value in samples["replica_up"] if value != 1),
     )
 
 
@@ -80,8 +82,15 @@ def is_well(now: MetricsReading, before: MetricsReading, agents: int) -> bool:
         and now.untrusted <= before.untrusted
         and now.has_pool == before.has_pool
         and now.policies == before.policies
+        and now.silent <= before.silent
         and now.booked <= agents
     )
+
+
+def sum_samples(page: str, name: str, *labels: str) -> float:
+    """Return the sum of a metric's samples with all of `labels`, each in the form `status="2xx"`."""
+    lines = re.findall(rf"^{re.escape(name)}(?:{{(.*)}})? (\S+)$", page, re.MULTILINE)
+    return sum(float(value) for found, value in lines if all(label in found for label in labels))
 
 
 def _engine_failed(now: MetricsReading, before: MetricsReading) -> bool:
@@ -103,6 +112,7 @@ NOTICED_BY: dict[FaultKind, Callable[[MetricsReading, MetricsReading], bool]] = 
     "wrong_events": lambda now, before: bool(now.untrusted - before.untrusted),
     "full_disk": lambda now, before: now.write_failures > before.write_failures,
     "dead_pool": lambda now, before: before.has_pool is True and now.has_pool is False,
+    "kill_router": lambda now, before: bool(now.silent - before.silent),
     "clock_jump": lambda now, before: now.lag_s > LATE_S > before.lag_s,
 }
 """Whether the metrics show a fault, compared with the reading before the fault. Faults that are not listed leave no
