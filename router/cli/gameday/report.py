@@ -15,9 +15,10 @@ from rich.console import Console
 from router.cli.terminal import output
 from router.config.sections.gameday import GamedayBounds
 from router.lab.gameday.ending import Violation
-from router.lab.gameday.outcome import CALM, FaultOutcome
+from router.lab.gameday.outcome import BEYOND_LIMIT, CALM, FaultOutcome, has_failed
 from router.lab.gameday.play import GamedayRun
 from router.lab.gameday.reading import NOTICED_BY
+from router.lab.loadgen.load import SentRequest
 
 HEADS = (
     "fault",
@@ -105,7 +106,9 @@ def run_remarks(run: GamedayRun, outcomes: Sequence[FaultOutcome]) -> Iterator[s
     for one in outcomes:
         if one.broken:
             yield f"{one.name} at {one.began_s:.0f} s: {', '.join(one.broken)} broke their bounds"
-    reasons = Counter(_reason(row.status, row.failure) for row in run.rows if row.failure is not None)
+    if limited := sum(row.status == BEYOND_LIMIT for row in run.rows):
+        yield f"beyond the limits of tenants ({BEYOND_LIMIT}): {limited:,} requests"
+    reasons = Counter(_reason(row) for row in run.rows if has_failed(row))
     for reason, times in reasons.most_common(REASONS):
         yield f"failed {times}x: {reason}"
     for fault in run.skipped:
@@ -127,13 +130,13 @@ def describe_violation(run: GamedayRun, violation: Violation) -> str:
     return f"{violation.what} (at {violation.at_s:.1f} s, {after}, seed {run.script.seed})"
 
 
-def _reason(status: int | None, failure: str) -> str:
-    return (failure if status is None else f"{status} {failure}")[:160]
+def _reason(row: SentRequest) -> str:
+    return f"{row.status or ''} {row.failure}".strip()[:160]
 
 
 def describe_progress(run: GamedayRun) -> str:
     """Return one line for the progress bar: the current fault, and counts of requests and failures."""
-    failed = sum(one.failure is not None for one in run.rows)
+    failed = sum(map(has_failed, run.rows))
     now = "calm" if run.current is None and not run.played else "recovering"
     now = now if run.current is None else f"{run.current.fault}"
     return f"{now:12} {len(run.rows):,} requests, {failed:,} failed"
@@ -145,7 +148,7 @@ def json_run(run: GamedayRun, outcomes: Sequence[FaultOutcome], versions: str, w
     """
     rows = sorted(run.rows, key=lambda one: one.sent_s)
     if len(outcomes) > LONG_DAY:
-        rows = [one for one in rows if one.failure is not None]
+        rows = [one for one in rows if has_failed(one)]
     return {
         "when": when,
         "versions": versions,
