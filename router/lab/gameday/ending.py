@@ -37,11 +37,12 @@ ROUTER_GAUGES = (
 ENGINE_GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting")
 ERROR_BODY, ERROR_EVENT = '{"error"', "the stream broke off: "
 CUTS = frozenset({"kill_worker", "kill_router"})  # faults that end connections of clients
-CUT_BEFORE_S, CUT_AFTER_S = 0.1, 5.0  # around such a fault, within which a cut is its effect
+CUT_BEFORE_S, CUT_AFTER_S = 0.1, 2.0  # around such a fault, within which a cut is its effect
 AVERAGED_S = 30.0  # over which a size is taken as a median
 ERROR_LINE = re.compile(r"Traceback| ERROR .*\basyncio: ")
 TIME_FORM, TIME_CHARS = "%Y-%m-%d %H:%M:%S,%f", 23  # of a log line
 PROXIED = 'endpoint="/v1/'
+SIDES = ("clients", "routers", "engines")
 
 
 class Violation(NamedTuple):
@@ -103,9 +104,6 @@ def find_unequal(clients: Counts, routers: Counts, engines: Counts) -> Iterator[
         if len(set(values)) > 1:
             texts = ", ".join(f"{side} {value:g}" for side, value in zip(SIDES, values, strict=True))
             yield Violation(f"{name.replace('_', ' ')} of the last load are counted differently: {texts}")
-
-
-SIDES = ("clients", "routers", "engines")
 
 
 def find_unclean(rows: Iterable[SentRequest], played: Sequence[PlayedFault]) -> Iterator[Violation]:
@@ -206,7 +204,7 @@ def _is_error(row: SentRequest) -> bool:
 
 def _was_cut(row: SentRequest, cuts: Iterable[float]) -> bool:
     at_s = end_of(row)
-    return any(row.sent_s <= cut + CUT_AFTER_S and -CUT_BEFORE_S <= at_s - cut <= CUT_AFTER_S for cut in cuts)
+    return any(row.sent_s <= cut + CUT_BEFORE_S and -CUT_BEFORE_S <= at_s - cut <= CUT_AFTER_S for cut in cuts)
 
 
 def _split_record(record: str, start_wall_s: float) -> tuple[float | None, str]:

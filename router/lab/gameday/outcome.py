@@ -41,7 +41,7 @@ class PlayedFault(NamedTuple):
     began_s: float
     ended_s: float
     bounds: GamedayBounds
-    agents: int  # of the load: the most requests that the router may have booked when nobody else sends
+    clients: int  # of the load: the most requests that the routers may have booked when nobody else sends
 
 
 class Look(NamedTuple):
@@ -111,7 +111,7 @@ def find_recovery(
     ill = [
         one.at_s
         for one in looks
-        if before is not None and (one.reading is None or not is_well(one.reading, before, played.agents))
+        if before is not None and (one.reading is None or not is_well(one.reading, before, played.clients))
     ]
     slow_s = None if calm_p50_s is None else calm_p50_s * SLOW_FACTOR + SLOW_S
     last_s = max([*ill, *_bad_seconds(rows, slow_s)], default=played.ended_s)

@@ -24,6 +24,7 @@ from router.lab.gameday.ending import (
     list_leftovers,
     read_counts,
 )
+from router.lab.gameday.faults import begin_fault, describe, end_fault
 from router.lab.gameday.outcome import FaultOutcome, Look, PlayedFault, judge, judge_calm
 from router.lab.gameday.reading import read_metrics
 from router.lab.gameday.routers import ProcessSize, StageNotReady
@@ -38,9 +39,7 @@ LOOK_TIMEOUT_S = 2.0
 CLEAR_S = 0.2  # between two attempts to clear the cache of an engine whose events are wrong
 DRAIN_S = 30.0  # after its end the load may take this long until its last answer
 REST_S = 30.0  # after the last answer, books and engines may take this long until they are empty
-
 LOST_S = 2.0  # before a router or worker is killed, in which it counted what no look has seen
-NAMED = frozenset({"engine", "router"})  # parameters whose values are numbers of processes with names
 
 ReportProgress = Callable[["GamedayRun"], None]
 
@@ -71,6 +70,7 @@ class GamedayRun:
         self._clients: GamedayClients  # while it runs
         self._start_wall_s = clock.wall()
         self._rng = Rng(script.seed)
+        self._urls: list[str] = []  # of the routers whose metrics are read
         self._counted = CounterSum()  # requests, by the routers
 
     @property
@@ -93,7 +93,7 @@ class GamedayRun:
             await asyncio.sleep(self.script.ends_s - self.now_s)
             await asyncio.wait([loading], timeout=DRAIN_S)
             self.is_stuck = not loading.done()
-            if self._stage is not None and self.script.at_end is not None and not self.is_stuck:
+            if self._stage is not None and self.script.at_end is not None:
                 await self._examine_end(self._stage, self.script.at_end)
         finally:
             await tasks.close()
@@ -134,8 +134,9 @@ class GamedayRun:
         try:
             await self._last(fault, self._stage)
         finally:
-            bounds, agents = fault.must, self.script.load.agents
-            self.played.append(PlayedFault(fault.fault, describe(fault), began_s, self.now_s, bounds, agents))
+            load = self.script.load
+            clients = load.agents + load.singles + load.leavers
+            self.played.append(PlayedFault(fault.fault, describe(fault), began_s, self.now_s, fault.must, clients))
             self.current = None
 
     async def _last(self, fault: GamedayFault, stage: Stage | None) -> None:
@@ -159,18 +160,18 @@ class GamedayRun:
     async def _watch(self, progress: ReportProgress) -> None:
         """Read the routers' metrics periodically until cancelled."""
         own = [] if self._stage is None else [router.url for router in self._stage.routers]
-        urls = own or [self.endpoint.url]
+        self._urls = own or [self.endpoint.url]
         async with httpx.AsyncClient(timeout=LOOK_TIMEOUT_S, trust_env=False) as http:
             while True:
                 at_s = self.now_s
-                await self._look(http, urls)
+                await self._look(http)
                 progress(self)
-                await asyncio.sleep(max(0.0, at_s + LOOK_S * len(urls) - self.now_s))
+                await asyncio.sleep(max(0.0, at_s + LOOK_S * len(self._urls) - self.now_s))
 
-    async def _look(self, http: httpx.AsyncClient, urls: Sequence[str]) -> None:
+    async def _look(self, http: httpx.AsyncClient) -> None:
         """Read the metrics of all routers that answer, as one."""
-        pages = []
-        for url, page in zip(urls, await asyncio.gather(*(_fetch(http, url) for url in urls)), strict=True):
+        pages, found = [], await asyncio.gather(*(_fetch(http, url) for url in self._urls))
+        for url, page in zip(self._urls, found, strict=True):
             if page is not None:
                 pages.append(page)
                 self._counted.add(url, count_requests(page))
@@ -184,14 +185,14 @@ class GamedayRun:
             await asyncio.sleep(SIZE_S)
 
     async def _examine_end(self, stage: Stage, end: GamedayEnd) -> None:
-        """Find what must not be at the end. The processes' sizes are taken before the load that is counted."""
+        """Find what must not be at the end. The processes' sizes are those before the load that is counted."""
+        self.violations += find_growth(self.sizes, end)
         try:
             await stage.wait_until_ready()
             await self._rest(stage)
-            found = find_miscounted(
-                [*self.rows, *self.others], self.abandoned, self._counted.total, self.played, LOST_S
-            )
-            self.violations += [*found, *find_growth(self.sizes, end)]
+            await self._look(stage.http)
+            sent, counted = [*self.rows, *self.others], self._counted.total
+            self.violations += find_miscounted(sent, self.abandoned, counted, self.played, LOST_S)
             await self._count_load(stage, end.count_s)
         except (StageNotReady, httpx.HTTPError) as failure:
             self.violations.append(Violation(f"{type(failure).__name__}: {failure}", self.now_s))
@@ -226,85 +227,3 @@ async def _fetch(http: httpx.AsyncClient, url: str) -> str | None:
         answer = await http.get(f"{url}/metrics")
         return answer.text if answer.status_code == 200 else None
     return None
-
-
-async def begin_fault(stage: Stage, fault: GamedayFault) -> None:
-    """Let a fault of the fleet, the pool or the router begin. Raises WarmrouteError when the router refuses."""
-    engine = fault.engine or 0
-    match fault.fault:
-        case "kill":
-            stage.kill_engine(engine)
-        case "freeze":
-            stage.freeze_engine(engine)
-        case "wedge":
-            await stage.set_engine_faults(engine, wedge=True)
-        case "slow":
-            await stage.set_engine_faults(engine, slow=fault.factor)
-        case "lossy_events":
-            await _set_all(stage, drop_events=fault.share)
-        case "wrong_events":
-            await stage.set_engine_faults(engine, hide_removals=True)
-        case "full_disk":
-            for router in stage.routers:
-                router.fill_disk()
-        case "dead_pool":
-            await stage.stop_pool()
-        case "partition":
-            for relay in stage.relays[engine]:
-                relay.stall() if fault.how == "stall" else relay.refuse()
-        case "bad_policy":
-            await stage.activate(fault.policy or "")
-        case "clock_jump" if fault.of == "router":
-            for router in stage.routers:
-                router.set_clock(fault.jump_s)
-        case "clock_jump":
-            await _set_all(stage, clock_offset_s=fault.jump_s)
-        case "kill_worker":
-            stage.routers[fault.router or 0].kill_worker(fault.worker)
-        case "kill_router":
-            await stage.routers[fault.router or 0].kill()
-
-
-async def end_fault(stage: Stage, fault: GamedayFault) -> None:
-    """Undo what `begin_fault` did; a killed engine or worker comes back by itself."""
-    engine = fault.engine or 0
-    match fault.fault:
-        case "freeze":
-            stage.continue_engines()
-        case "wedge":
-            await stage.set_engine_faults(engine, wedge=False)
-        case "slow":
-            await stage.set_engine_faults(engine, slow=1.0)
-        case "lossy_events":
-            await _set_all(stage, drop_events=0.0)
-        case "wrong_events":
-            await stage.set_engine_faults(engine, hide_removals=False)
-        case "full_disk":
-            for router in stage.routers:
-                router.free_disk()
-        case "dead_pool":
-            await stage.start_pool()
-        case "partition":
-            for relay in stage.relays[engine]:
-                await relay.heal()
-        case "bad_policy":
-            await stage.undo()
-        case "clock_jump" if fault.of == "router":
-            for router in stage.routers:
-                router.set_clock(0.0)
-        case "clock_jump":
-            await _set_all(stage, clock_offset_s=0.0)
-        case "kill_router":
-            await stage.routers[fault.router or 0].start()
-
-
-async def _set_all(stage: Stage, **faults: object) -> None:
-    for number in range(stage.script.fleet.engines):
-        await stage.set_engine_faults(number, **faults)
-
-
-def describe(fault: GamedayFault) -> str:
-    """Return what is done to whom, such as `engine-1, factor 4`."""
-    values = {name: getattr(fault, name) for name in TRAITS[fault.fault].parameters}
-    texts = {name: f"{value:g}" if isinstance(value, float) else str(value) for name, value in values.items()}
-    return ", ".join(f"{name}-{text}" if name in NAMED else f"{name} {text}" for name, text in texts.items())

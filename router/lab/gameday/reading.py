@@ -72,8 +72,8 @@ def read_metrics(page: str) -> MetricsReading:
     )
 
 
-def is_well(now: MetricsReading, before: MetricsReading, agents: int) -> bool:
-    """Return whether no fault shows that did not show `before`, and no more requests are booked than `agents` can
+def is_well(now: MetricsReading, before: MetricsReading, clients: int) -> bool:
+    """Return whether no fault shows that did not show `before`, and no more requests are booked than `clients` can
     have sent.
     """
     return (
@@ -83,7 +83,7 @@ def is_well(now: MetricsReading, before: MetricsReading, agents: int) -> bool:
         and now.has_pool == before.has_pool
         and now.policies == before.policies
         and now.silent <= before.silent
-        and now.booked <= agents
+        and now.booked <= clients
     )
 
 

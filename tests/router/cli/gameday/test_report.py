@@ -12,8 +12,9 @@ from router.clock import ManualClock
 from router.config.sections.gameday import GamedayBounds, GamedayEnd, GamedayFile
 from router.lab.gameday.clients import LoadEndpoint
 from router.lab.gameday.ending import Violation
+from router.lab.gameday.faults import describe
 from router.lab.gameday.outcome import Look, PlayedFault
-from router.lab.gameday.play import GamedayRun, describe
+from router.lab.gameday.play import GamedayRun
 from router.lab.gameday.reading import MetricsReading
 from router.lab.loadgen.load import SentRequest
 

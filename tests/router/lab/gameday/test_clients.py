@@ -51,7 +51,7 @@ def test_the_same_seed_gives_the_same_sessions_and_another_others() -> None:
 async def test_the_load_ends_by_itself() -> None:
     async with engine(**INSTANT) as fake:
         rows: list[SentRequest] = []
-        await clients(fake.url).run_load(1.0, rows.append)
+        await clients(fake.url).run_load(3.0, rows.append)
         assert len(rows) > 5
         assert [one.failure for one in rows if one.failure] == []
         assert max(one.turn for one in rows) == 2
