@@ -189,25 +189,27 @@ class GamedayRun:
         self.violations += find_growth(self.sizes, end)
         try:
             await stage.wait_until_ready()
-            await self._rest(stage)
+            is_at_rest = await self._rest(stage)
             await self._look(stage.http)
             sent, counted = [*self.rows, *self.others], self._counted.total
             self.violations += find_miscounted(sent, self.abandoned, counted, self.played, LOST_S)
-            await self._count_load(stage, end.count_s)
+            if is_at_rest:
+                await self._count_load(stage, end.count_s)
         except (StageNotReady, httpx.HTTPError) as failure:
             self.violations.append(Violation(f"{type(failure).__name__}: {failure}", self.now_s))
         self.violations += find_unclean([*self.rows, *self.others], self.played)
         for router in stage.routers:
             self.violations += find_errors(router.name, router.read_log(), self._start_wall_s)
 
-    async def _rest(self, stage: Stage) -> None:
-        """Wait until no router has anything booked and no engine has a request."""
+    async def _rest(self, stage: Stage) -> bool:
+        """Wait until no router has anything booked and no engine has a request. Return False if some remain."""
         until_s = self.now_s + REST_S
         while left := await list_leftovers(stage):
             if self.now_s > until_s:
                 self.violations += [Violation(one, self.now_s) for one in left]
-                return
+                return False
             await asyncio.sleep(LOOK_S)
+        return True
 
     async def _count_load(self, stage: Stage, count_s: float) -> None:
         """Run one more load, and compare the counts of all sides."""
