@@ -78,6 +78,9 @@ class GamedayLoad(Section):
     """length of each answer, tokens"""
     think_s: Seconds = 0.5
     """pause before a turn, in the mean; evenly spread from nothing to twice as much, seconds"""
+    sessions: Positive | None = None
+    """different sessions, and different prompts of each of the clients below; then the first come again, so that what
+    routers remember of them stops growing; null: all are new"""
     tenants: int = Field(default=0, ge=0)
     """tenants (`tenant-0`, ...) that share the agents, each with an API key; 0: there are no keys"""
     singles: int = Field(default=0, ge=0)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from itertools import count
+from itertools import count, cycle, islice
 from typing import Any, NamedTuple
 
 import httpx
@@ -95,7 +95,7 @@ class GamedayClients:
             rng, left = Rng(self._script.seed * 1_000_003 + number), 0
             while self._clock.now() - self._start_s < until_s:
                 patience_s = _uniform(rng) * LONGEST_PATIENCE_S
-                await _leave_one(self._endpoint, f"hang-up {number} {left}", patience_s)
+                await _leave_one(self._endpoint, f"hang-up {number} {self._recur(left)}", patience_s)
                 left += 1
             return left
 
@@ -106,7 +106,8 @@ class GamedayClients:
         rng, sent = Rng(self._script.seed * SINGLES_SEED + number), 0
         async with _open_http(self._endpoint) as http:
             while (now_s := self._now()) < until_s:
-                body = {"prompt": f"{self._script.seed} {number} {sent}", "max_tokens": SINGLE_ANSWER_TOKENS}
+                text = f"{self._script.seed} {number} {self._recur(sent)}"
+                body = {"prompt": text, "max_tokens": SINGLE_ANSWER_TOKENS}
                 report(await self._send_single(http, body | {"model": self._endpoint.model, "ignore_eos": True}))
                 sent += 1
                 await asyncio.sleep(max(0.0, now_s - self._now() + 2 * self._script.load.think_s * _uniform(rng)))
@@ -132,6 +133,11 @@ class GamedayClients:
             status=status if failure else None,
             failure=failure,
         )
+
+    def _recur(self, number: int) -> int:
+        """Return the number of the prompt that is the `number`th of a client."""
+        prompts = self._script.load.sessions
+        return number if prompts is None else number % prompts
 
     def _now(self) -> float:
         return self._clock.now() - self._start_s
@@ -177,7 +183,13 @@ def _open_http(endpoint: LoadEndpoint) -> httpx.AsyncClient:
 
 
 def make_sessions(script: GamedayFile) -> Iterator[Session]:
-    """Yield sessions without end; all share the system prompt, and have turns of their own."""
+    """Yield sessions without end, again and again the same if the load has a number of them."""
+    sessions = _make_new_sessions(script)
+    return sessions if script.load.sessions is None else cycle(islice(sessions, script.load.sessions))
+
+
+def _make_new_sessions(script: GamedayFile) -> Iterator[Session]:
+    """Yield sessions that share the system prompt, and have turns of their own."""
     load, rng = script.load, Rng(script.seed)
     sources = count(FIRST_SOURCE)
     for number in count():

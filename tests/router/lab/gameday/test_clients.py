@@ -20,10 +20,11 @@ from tests.patience import PATIENCE_S
 
 CLOCK = SystemClock()
 PATH = "/v1/chat/completions"
+LOAD = {"agents": 2, "turns": 3, "think_s": 0.05}
 
 
 def script(**fields: Any) -> GamedayFile:
-    day = {"about": "x", "calm_from_s": 0.1, "ends_s": 1.0, "load": {"agents": 2, "turns": 3, "think_s": 0.05}}
+    day = {"about": "x", "calm_from_s": 0.1, "ends_s": 1.0, "load": LOAD}
     return GamedayFile.model_validate(day | {"faults": [{"fault": "kill", "at_s": 0.5}]} | fields)
 
 
@@ -46,6 +47,13 @@ def test_sessions_share_the_system_prompt_and_each_turn_continues_the_one_before
 def test_the_same_seed_gives_the_same_sessions_and_another_others() -> None:
     assert sessions(3) == sessions(3)
     assert sessions(3) != sessions(4)
+
+
+def test_after_a_number_of_sessions_the_first_comes_again() -> None:
+    day = script(load=LOAD | {"sessions": 4})
+    found = list(islice(make_sessions(day), 9))
+    assert found[:4] == list(islice(make_sessions(script()), 4))
+    assert found[4:] == [*found[:4], found[0]]
 
 
 async def test_the_load_ends_by_itself() -> None:
