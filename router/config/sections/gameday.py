@@ -185,7 +185,7 @@ class GamedayEnd(Section):
     requests were answered or refused properly, and no router logged a traceback.
     """
 
-    settled_s: float = Field(default=600.0, gt=0)
+    settled_s: float = Field(default=900.0, gt=0)
     """age at which a process of a router is expected to have its size, seconds"""
     memory_growth: float = Field(default=0.05, gt=0)
     """how much more resident memory it may have at its end than at that age, as a share"""
