@@ -17,13 +17,15 @@ ELSEWHERE := $(TOOLS) $(SEVERAL) $(addprefix tests/,abuse browser clients docs g
 # of `make fuzz`
 TARGETS ?= client engine gateway events snapshot body answer metrics engine_json config
 MINUTES ?= 10
+# of `make soak`
+SEED ?= 1
 # JavaScript libraries of the live page, copied into the repository by `make vendor`
 VENDORED := uplot@1.6.32 preact@11.2.0 htm@3.1.1 axe-core@4.14.1
 # Tests start hundreds of interpreters: each would compile all modules again where the environment forbids to keep them.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run stack test check test-router test-tools test-workers test-deep test-package test-abuse test-pure test-stack test-stack-long test-gateway test-doctor test-rollout test-browser test-oracle test-clients gameday abuse fuzz audit bench bench-sim bench-sim-full compiled pure wheel dist lock reference protos docs docs-serve vendor screenshots clean
+.PHONY: help run stack test check test-router test-tools test-workers test-deep test-package test-abuse test-pure test-stack test-stack-long test-gateway test-doctor test-rollout test-browser test-oracle test-clients gameday soak soak-short abuse fuzz audit bench bench-sim bench-sim-full compiled pure wheel dist lock reference protos docs docs-serve vendor screenshots clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -105,6 +107,12 @@ screenshots: $(VENV)/.installed-test  ## make the pictures of the live page's do
 gameday: $(VENV)/.installed-test  ## kill, freeze and deceive engines under load, the short day (2 minutes)
 	$(BIN)/python -m pytest tests/gameday
 
+soak: $(VENV)/.installed-test  ## play faults that a seed draws against three routers, and examine what is left (2 hours; SEED=1)
+	$(BIN)/python -m router gameday soak --seed $(SEED) --folder build/soak --json build/soak.json
+
+soak-short: $(VENV)/.installed-test  ## the same for 10 minutes
+	$(BIN)/python -m router gameday soak-short --seed $(SEED) --folder build/soak-short --json build/soak-short.json
+
 abuse: $(VENV)/.installed-test  ## attack a running router in every known way and print what others notice (15 minutes)
 	$(BIN)/python -m pytest tests/abuse
 
@@ -117,7 +125,7 @@ audit: $(VENV)/.installed-test  ## ask PyPI's advisory service for known vulnera
 	@$(BIN)/pip-audit --strict --progress-spinner off --disable-pip --no-deps -r constraints.txt || \
 	  { echo "make audit: not passed: a known vulnerability, or not everything could be looked up (see above)"; exit 1; }
 
-bench: $(VENV)/.installed-test  ## measure every figure against its bar and peers (about 66 minutes; BENCH=--quick: 9)
+bench: $(VENV)/.installed-test  ## measure every figure against its bar and peers (about 51 minutes; BENCH=--quick: 9)
 	$(BIN)/python -m tests.bench $(BENCH)
 
 bench-sim: $(VENV)/.installed-test  ## compare the simulator with published measurements, and all policies, reduced (about an hour)

@@ -196,7 +196,7 @@ def read_any(
     """Read a file of any kind: its keys decide. Raises ConfigError.
 
     A policy file has `scorers`, a profile `kv_tokens`, a trouble file any key of `TroubleFile`, a game day
-    `faults`, an experiment file `experiment` alone (its policies are not checked, since it does not say where they
+    `ends_s`, an experiment file `experiment` alone (its policies are not checked, since it does not say where they
     are); else it is a main file.
     """
     document = load(Path(path))
@@ -205,7 +205,7 @@ def read_any(
         return _validate(document, ProfileFile)
     if keys & TroubleFile.model_fields.keys():
         return _validate(document, TroubleFile)
-    if "faults" in keys:
+    if "ends_s" in keys:
         return _validate(document, GamedayFile)
     if "scorers" in keys:
         return _validate(document, PolicyConfig)

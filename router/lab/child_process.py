@@ -15,7 +15,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import IO, Any, Protocol, Self, TypeVar
 
@@ -41,8 +41,11 @@ class ChildProcess:
         stdin: int = asyncio.subprocess.DEVNULL,
         stdout: int | IO[bytes] = asyncio.subprocess.PIPE,
         stderr: IO[bytes] | None = None,
+        env: Mapping[str, str] | None = None,
     ) -> Self:
-        """Run `python -m module arguments`. `stderr` None: the child writes to the parent's."""
+        """Run `python -m module arguments`. `stderr` None: the child writes to the parent's. `env` is added to the
+        parent's environment.
+        """
         return cls(
             await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", module, *arguments),
@@ -50,6 +53,7 @@ class ChildProcess:
                 stdout=stdout,
                 stderr=stderr,
                 start_new_session=True,
+                env=os.environ | dict(env or {}),
             )
         )
 

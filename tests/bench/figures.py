@@ -85,15 +85,3 @@ def spread(values: Sequence[float]) -> str:
     low, high = (f"{value:,.{digits}f}" for value in (min(values), max(values)))
     shown = f"{middle:,.{digits}f}"
     return shown if len(values) == 1 or low == high == shown else f"{shown} ({low}-{high})"
-
-
-def grown_percent(values: Sequence[float]) -> float:
-    """Return the growth from the first fifth to the last, by their medians, in percent of the first; may be negative.
-
-    Raises ValueError with fewer than five values.
-    """
-    fifth = len(values) // 5
-    if not fifth:
-        raise ValueError(f"{len(values)} values are too few to tell growth")
-    first = statistics.median(values[:fifth])
-    return 100 * (statistics.median(values[-fifth:]) - first) / first

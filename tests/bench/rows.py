@@ -1,4 +1,4 @@
-"""All rows of the benchmark in the order in which they are measured: short ones first, the soak last."""
+"""All rows of the benchmark in the order in which they are measured."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from tests.bench import (
     precise,
     renderers,
     simulated,
-    soak,
     streams,
     tenants,
     tracing,
@@ -46,5 +45,4 @@ ROWS: tuple[Row, ...] = (
     *live.ROWS,
     *tracing.ROWS,
     *tenants.ROWS,
-    *soak.ROWS,
 )

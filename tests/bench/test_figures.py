@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.bench.figures import Bar, Line, beside, grown_percent, quantile, spread
+from tests.bench.figures import Bar, Line, beside, quantile, spread
 
 FIGURES = st.lists(st.floats(min_value=0.001, max_value=1e9), min_size=1, max_size=50)
 
@@ -77,12 +77,3 @@ def test_a_spread_has_the_digits_that_its_median_deserves() -> None:
     assert spread([3.0, 3.0]) == "3.00"
     assert spread([0.0, 0.0]) == "0"
     assert spread([]) == "-"
-
-
-def test_growth_compares_the_first_fifth_with_the_last() -> None:
-    # ten samples, fifths of two: medians 101 and 111, so (111 - 101) / 101 = 9.9 %; the peak between counts nothing
-    samples = [100.0, 102.0, 300.0, 104.0, 104.0, 105.0, 106.0, 107.0, 110.0, 112.0]
-    assert grown_percent(samples) == pytest.approx(9.90, abs=0.01)
-    assert grown_percent(samples[::-1]) < 0
-    with pytest.raises(ValueError, match="too few"):
-        grown_percent([1.0, 2.0])

@@ -16,6 +16,18 @@ from tests.fakes.engines import INSTANT, engine, eventually
 from tests.paths import ROOT
 
 LONG_S = 240.0
+SEVERAL = """
+about: routers and workers that are killed
+calm_from_s: 2
+ends_s: 30
+fleet: {engines: 2, routers: 2}
+load: {agents: 4, tenants: 2, singles: 1, leavers: 1}
+router: {workers: 2, limits: {grace_s: 5}}
+at_end: {settled_s: 5, memory_growth: 1.0, count_s: 3}
+faults:
+  - {fault: kill_worker, at_s: 5, router: 1, must: {failed: 8}}
+  - {fault: kill_router, at_s: 12, until_s: 16, router: 1, must: {failed: 8, notice_s: 6}}
+"""
 CLIENTS_ONLY = """
 about: one fault that clients can cause, and one that they cannot
 calm_from_s: 1
@@ -72,7 +84,27 @@ async def test_the_short_day_holds(tmp_path: Path) -> None:
     assert [one["name"] for one in day["faults"] if one["notice_s"] is not None] == ["kill", "freeze", "lossy_events"]
     assert all(name in text.decode() for name in names)
     assert chart.stat().st_size > 10_000
-    assert "instance engine-1 is down" in (tmp_path / "kept/router.log").read_text(encoding="utf-8")
+    assert "instance engine-1 is down" in (tmp_path / "kept/router-0/router.log").read_text(encoding="utf-8")
+
+
+async def test_killed_routers_and_workers_leave_nothing(tmp_path: Path) -> None:
+    day, report = tmp_path / "day.yaml", tmp_path / "day.json"
+    day.write_text(SEVERAL, encoding="utf-8")
+    process = await asyncio.create_subprocess_exec(
+        *command(day, "--json", report, "--folder", tmp_path / "kept"), cwd=ROOT, stdout=asyncio.subprocess.PIPE
+    )
+    text, _ = await asyncio.wait_for(process.communicate(), LONG_S)
+    assert process.returncode == 0, text.decode()
+    found = json.loads(report.read_bytes())
+    assert found["violations"] == []
+    processes = {(one["name"], one["pid"]) for one in found["processes"]}
+    names = sorted(name for name, _ in processes)
+    assert names == [  # a worker and then all of the second router are there twice
+        *["router-0 supervisor", *["router-0 worker"] * 2],
+        *["router-1 supervisor"] * 2,
+        *["router-1 worker"] * 5,
+    ]
+    assert "worker 0 ended with status -9" in (tmp_path / "kept/router-1/router.log").read_text(encoding="utf-8")
 
 
 async def test_a_day_whose_bounds_do_not_hold_fails(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from router.cli.terminal import drawing
-from router.lab.gameday.outcome import FaultOutcome, end_of
+from router.lab.gameday.outcome import FaultOutcome, end_of, has_failed
 from router.lab.gameday.play import GamedayRun
 from router.lab.loadgen.load import SentRequest
 from router.lab.loadgen.report import compute_hit_share
@@ -37,7 +37,7 @@ def draw_run(run: GamedayRun, outcomes: Sequence[FaultOutcome], versions: str, w
     details = f"{run.script.load.agents} agents, policy {run.script.policy}, {versions}, {when}"
     drawing.label(hits, x=f"seconds since the load began ({details})", y=f"hit share, {WINDOW_S} s")
     held = sum(not one.broken for one in outcomes[1:])
-    failed = sum(one.failure is not None for one in run.rows)
+    failed = sum(map(has_failed, run.rows))
     title = f"Game day: {held} of {len(outcomes) - 1} faults within their bounds"
     drawing.write_heading(figure, f"{title}, {failed} of {len(run.rows):,} requests failed")
     drawing.save(figure, file)
@@ -46,7 +46,7 @@ def draw_run(run: GamedayRun, outcomes: Sequence[FaultOutcome], versions: str, w
 def _draw_latency(axes: Axes, rows: Sequence[SentRequest]) -> None:
     answered = [(end_of(one), one.ttft_s) for one in rows if one.ttft_s is not None]
     axes.plot(*zip(*answered, strict=True), "o", ms=2.5, alpha=0.6, mew=0, color=DOT, label="answered")
-    failed = [end_of(one) for one in rows if one.failure is not None]
+    failed = [end_of(one) for one in rows if has_failed(one)]
     if failed:
         lowest = min((wait for _, wait in answered), default=0.01)
         axes.plot(failed, [lowest] * len(failed), "x", ms=5, color=FAILED, label="failed")

@@ -32,7 +32,7 @@ SCRIPT = "full"
 
 
 def gameday(
-    script: Annotated[str, typer.Argument(help="a game day: full, short, or a file (.yaml)")] = SCRIPT,
+    script: Annotated[str, typer.Argument(help="a game day: full, short, another name, or a file (.yaml)")] = SCRIPT,
     url: Annotated[
         str | None, typer.Option(help="a running router: only the faults that clients can cause are played against it")
     ] = None,
@@ -40,15 +40,16 @@ def gameday(
         str | None, typer.Option(help="with --url: model to request; default: the first one listed")
     ] = None,
     api_key: Annotated[str | None, typer.Option(envvar="WARMROUTE_API_KEY", help="with --url: its API key")] = None,
+    seed: Annotated[int | None, typer.Option(help="seed instead of the file's")] = None,
     folder: Annotated[
-        Path | None, typer.Option(help="keep the router's configuration, log and records here", file_okay=False)
+        Path | None, typer.Option(help="keep the routers' configurations, logs and records here", file_okay=False)
     ] = None,
     json: Annotated[Path | None, typer.Option(help="write all figures to this JSON file", dir_okay=False)] = None,
     chart: Annotated[Path | None, typer.Option(help="draw a chart to this PNG or SVG file", dir_okay=False)] = None,
 ) -> None:
     """Kill, freeze, slow and deceive the engines of a simulated fleet under load, and report what the router did.
 
-    It runs a router and engines of its own, on ports of its own, and stops them at the end.
+    It runs routers and engines of its own, on ports of its own, and stops them at the end.
     """
     from router.cli.gameday.chart import draw_run
     from router.cli.gameday.report import json_run, print_run
@@ -59,7 +60,7 @@ def gameday(
     if chart is not None:
         drawing.require_for(chart)
     clock, console = SystemClock(), output.readable_console()
-    day = _read(script)
+    day = _read(script, seed)
     try:
         fleet = _own_fleet(day, folder, console) if url is None else _running_fleet(url, model, api_key, clock)
         run = asyncio.run(_play(day, fleet, clock, console))
@@ -75,7 +76,7 @@ def gameday(
         output.report_written(console, chart)
     if run.interrupted:
         sys.exit(130)
-    if run.is_stuck or any(one.broken for one in outcomes):
+    if not run.holds(outcomes):
         sys.exit(1)
 
 
@@ -85,12 +86,14 @@ def _check_model(model: str | None, url: str | None) -> None:
         raise ConfigError("--model: only with --url")
 
 
-def _read(script: str) -> GamedayFile:
-    """Return the game day. Raises ConfigError for an unknown name or a wrong file."""
+def _read(script: str, seed: int | None) -> GamedayFile:
+    """Return the game day with all its faults. Raises ConfigError for an unknown name or a wrong file."""
     from router.config.lookup import SHIPPED, resolve_file
     from router.config.reader import read_gameday_file
+    from router.lab.gameday.draw import draw_faults
 
-    return read_gameday_file(resolve_file("script", script, SHIPPED / "gamedays"))
+    day = read_gameday_file(resolve_file("script", script, SHIPPED / "gamedays"))
+    return draw_faults(day if seed is None else day.model_copy(update={"seed": seed}))
 
 
 @asynccontextmanager
@@ -103,7 +106,7 @@ async def _running_fleet(url: str, model: str | None, api_key: str | None, clock
 
 @asynccontextmanager
 async def _own_fleet(day: GamedayFile, folder: Path | None, console: Console) -> AsyncIterator[Fleet]:
-    """Run simulated engines and a router, whose files are kept in `folder` if it is given."""
+    """Run simulated engines and routers, whose files are kept in `folder` if it is given."""
     from tempfile import TemporaryDirectory
 
     from router.lab.gameday.stage import Stage
@@ -111,7 +114,8 @@ async def _own_fleet(day: GamedayFile, folder: Path | None, console: Console) ->
     with ExitStack() as opened:
         kept = folder or Path(opened.enter_context(TemporaryDirectory(prefix="warmroute-gameday-")))
         kept.mkdir(parents=True, exist_ok=True)
-        console.print(f"starting {day.fleet.engines} simulated engines and a router ...")
+        routers = "a router" if day.fleet.routers == 1 else f"{day.fleet.routers} routers"
+        console.print(f"starting {day.fleet.engines} simulated engines and {routers} ...")
         async with Stage(day, kept) as stage:
             yield stage, stage.endpoint
 

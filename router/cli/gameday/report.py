@@ -1,4 +1,7 @@
-"""The report of a game day: a table with a row per fault, remarks, and JSON values."""
+"""The report of a game day: a table with a row per fault, remarks, and JSON values.
+
+The table of a long day has only the calm and the faults that broke a bound.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,11 @@ from rich.console import Console
 
 from router.cli.terminal import output
 from router.config.sections.gameday import GamedayBounds
-from router.lab.gameday.outcome import FaultOutcome
+from router.lab.gameday.ending import Violation
+from router.lab.gameday.outcome import BEYOND_LIMIT, CALM, FaultOutcome, has_failed
 from router.lab.gameday.play import GamedayRun
 from router.lab.gameday.reading import NOTICED_BY
+from router.lab.loadgen.load import SentRequest
 
 HEADS = (
     "fault",
@@ -29,6 +34,8 @@ HEADS = (
     "recovered",
     "",
 )
+LONG_DAY = 20  # faults of a table with all of them
+VIOLATIONS = 20  # that are listed
 REASONS = 5
 BAD, GOOD = "red", "green"
 
@@ -44,7 +51,10 @@ def run_table(run: GamedayRun, outcomes: Sequence[FaultOutcome]) -> output.Grid:
     """Return a row per fault, the calm first; bounds follow a slash. Request times are times to first token."""
     title = f"game day with {run.script.load.agents} agents, policy {run.script.policy}, seed {run.script.seed}"
     bounds = [run.script.must, *(played.bounds for played in run.played)]
-    rows = [_row(one, must) for one, must in zip(outcomes, bounds, strict=True)]
+    judged = list(zip(outcomes, bounds, strict=True))
+    if len(judged) > LONG_DAY:
+        judged = [(one, must) for one, must in judged if one.broken or one.name == CALM]
+    rows = [_row(one, must) for one, must in judged]
     return output.make_grid(f"{title} (figure/bound)", HEADS, rows, labels=2)
 
 
@@ -54,7 +64,7 @@ def _row(one: FaultOutcome, must: GamedayBounds) -> list[output.GridEntry]:
         shown = "" if bound is None else f"/{bound:.0%}" if name == "hit_share" else f"/{bound:g}"
         return output.GridEntry(text + shown, colour=BAD if name in one.broken else None)
 
-    calm = one.name == "calm"
+    calm = one.name == CALM
     has_no_sign = one.name not in NOTICED_BY and must.notice_s is None
     blank = output.GridEntry("")
     return [
@@ -84,11 +94,21 @@ def _seconds(value: float | None, digits: int, missing: str = output.MISSING) ->
 
 
 def run_remarks(run: GamedayRun, outcomes: Sequence[FaultOutcome]) -> Iterator[str]:
-    """Yield the remarks below the table: broken bounds, reasons of failures, faults that were not played."""
+    """Yield the remarks below the table: broken bounds, violations of what must hold at the end, reasons of failures,
+    faults that were not played.
+    """
+    faults = outcomes[1:]
+    if len(faults) >= LONG_DAY:
+        yield f"{sum(not one.broken for one in faults)} of {len(faults)} faults are within their bounds"
+    if run.script.at_end is not None and not run.interrupted:
+        yield f"at the end: {len(run.violations) or 'no'} violations by {len(run.rows) + len(run.others):,} requests"
+    yield from (describe_violation(run, one) for one in run.violations[:VIOLATIONS])
     for one in outcomes:
         if one.broken:
             yield f"{one.name} at {one.began_s:.0f} s: {', '.join(one.broken)} broke their bounds"
-    reasons = Counter(_reason(row.status, row.failure) for row in run.rows if row.failure is not None)
+    if limited := sum(row.status == BEYOND_LIMIT for row in run.rows):
+        yield f"beyond the limits of tenants ({BEYOND_LIMIT}): {limited:,} requests"
+    reasons = Counter(_reason(row) for row in run.rows if has_failed(row))
     for reason, times in reasons.most_common(REASONS):
         yield f"failed {times}x: {reason}"
     for fault in run.skipped:
@@ -99,28 +119,46 @@ def run_remarks(run: GamedayRun, outcomes: Sequence[FaultOutcome]) -> Iterator[s
         yield "interrupted: the report holds what was played before"
 
 
-def _reason(status: int | None, failure: str) -> str:
-    return (failure if status is None else f"{status} {failure}")[:160]
+def describe_violation(run: GamedayRun, violation: Violation) -> str:
+    """Return what was violated, when, and after which fault."""
+    if violation.at_s is None:
+        return violation.what
+    before = [one for one in run.played if one.began_s <= violation.at_s]
+    after = "before any fault"
+    if before:
+        after = f"{violation.at_s - before[-1].began_s:.1f} s after {before[-1].fault} {before[-1].detail}".rstrip()
+    return f"{violation.what} (at {violation.at_s:.1f} s, {after}, seed {run.script.seed})"
+
+
+def _reason(row: SentRequest) -> str:
+    return f"{row.status or ''} {row.failure}".strip()[:160]
 
 
 def describe_progress(run: GamedayRun) -> str:
     """Return one line for the progress bar: the current fault, and counts of requests and failures."""
-    failed = sum(one.failure is not None for one in run.rows)
+    failed = sum(map(has_failed, run.rows))
     now = "calm" if run.current is None and not run.played else "recovering"
     now = now if run.current is None else f"{run.current.fault}"
     return f"{now:12} {len(run.rows):,} requests, {failed:,} failed"
 
 
 def json_run(run: GamedayRun, outcomes: Sequence[FaultOutcome], versions: str, when: str) -> dict[str, Any]:
-    """Return the report as JSON values, with all requests."""
+    """Return the report as JSON values, with all requests; after a long day, with those that failed. `script` is a
+    game day with the same faults, as a file has it.
+    """
+    rows = sorted(run.rows, key=lambda one: one.sent_s)
+    if len(outcomes) > LONG_DAY:
+        rows = [one for one in rows if has_failed(one)]
     return {
         "when": when,
         "versions": versions,
-        "script": run.script.model_dump(mode="json"),
+        "script": run.script.model_dump(mode="json", exclude_unset=True),
         "url": run.endpoint.url,
         "interrupted": run.interrupted,
-        "holds": not run.is_stuck and not any(one.broken for one in outcomes),
+        "holds": run.holds(outcomes),
         "faults": [one._asdict() for one in outcomes],
         "skipped": [fault.fault for fault in run.skipped],
-        "requests": [msgspec.structs.asdict(one) for one in sorted(run.rows, key=lambda one: one.sent_s)],
+        "violations": [describe_violation(run, one) for one in run.violations],
+        "processes": [one._asdict() for one in run.sizes],
+        "requests": [msgspec.structs.asdict(one) for one in rows],
     }

@@ -3,7 +3,7 @@
 This router differs from the one that `warmroute serve` runs in two ways: it announces its addresses as a line of
 JSON, and its wall clock can be made to jump, as by a step of NTP. On SIGUSR1 it reads the offset of its wall clock
 in seconds from the file `clock` beside its configuration. The monotonic clock is unaffected, as when a system's
-clock is set.
+clock is set. With workers, the clocks of these processes are the system's.
 """
 
 from __future__ import annotations
@@ -16,14 +16,17 @@ from pathlib import Path
 from typing import Any, Self
 
 from router.app import App
+from router.cli.serve.run import Router
 from router.cli.terminal.logs import log_to_stderr
 from router.clock import SystemClock
 from router.config.reader import read_config
 from router.config.schema import Config
 from router.control.process import raise_open_file_limit, tune_interpreter
+from router.control.workers.supervisor import Supervisor
 from router.errors import WarmrouteError
 from router.lab.child_process import run_service
-from router.lab.gameday.stage import CLOCK_FILE
+from router.lab.gameday.routers import CLOCK_FILE
+from router.proxy.listening_sockets import ListeningSockets
 
 
 class SteppedClock(SystemClock):
@@ -42,7 +45,7 @@ class GamedayRouter:
     def __init__(self, config: Config, clock_file: Path) -> None:
         self._clock = SteppedClock()
         self._clock_file = clock_file
-        self._app = App(config, self._clock)
+        self._app = _build_router(config, self._clock)
 
     async def __aenter__(self) -> Self:
         raise_open_file_limit()
@@ -62,6 +65,13 @@ class GamedayRouter:
 
     def _step(self) -> None:
         self._clock.offset_s = float(self._clock_file.read_text(encoding="utf-8"))
+
+
+def _build_router(config: Config, clock: SteppedClock) -> Router:
+    """Return the router in this process, or the supervisor of its workers."""
+    if config.workers > 1:
+        return Supervisor(config, None, clock, only_picker=False, sockets=ListeningSockets([]))
+    return App(config, clock)
 
 
 def run(file: Path, parent_pid: int) -> None:

@@ -15,7 +15,7 @@ from router.config.sections.base import Positive, Seconds, Section
 
 FaultKind = Literal[
     "kill", "freeze", "wedge", "slow", "lossy_events", "wrong_events", "full_disk", "dead_pool", "partition",
-    "bad_policy", "clock_jump", "flood", "hang_ups",
+    "bad_policy", "clock_jump", "kill_worker", "kill_router", "flood", "hang_ups",
 ]  # fmt: skip
 
 
@@ -39,6 +39,8 @@ TRAITS: dict[FaultKind, FaultTraits] = {
     "partition": FaultTraits(("engine", "how")),
     "bad_policy": FaultTraits(("policy",)),
     "clock_jump": FaultTraits(("jump_s", "of")),
+    "kill_worker": FaultTraits(("router", "worker"), lasts=False),
+    "kill_router": FaultTraits(("router",)),
     "flood": FaultTraits(("clients", "tokens"), by_clients=True),
     "hang_ups": FaultTraits(("clients",), by_clients=True),
 }
@@ -55,6 +57,8 @@ class GamedayFleet(Section):
     """decode time per output token, milliseconds"""
     pool: bool = False
     """share KV through a simulated Mooncake Store"""
+    routers: Positive = 1
+    """number of routers; several are replicas, and connections are spread over them"""
 
 
 class GamedayLoad(Section):
@@ -74,6 +78,15 @@ class GamedayLoad(Section):
     """length of each answer, tokens"""
     think_s: Seconds = 0.5
     """pause before a turn, in the mean; evenly spread from nothing to twice as much, seconds"""
+    sessions: Positive | None = None
+    """different sessions, and different prompts of each of the clients below; then the first come again, so that what
+    routers remember of them stops growing; null: all are new"""
+    tenants: int = Field(default=0, ge=0)
+    """tenants (`tenant-0`, ...) that share the agents, each with an API key; 0: there are no keys"""
+    singles: int = Field(default=0, ge=0)
+    """clients of `tenant-0` that send small requests without streaming, each after a pause of `think_s`"""
+    leavers: int = Field(default=0, ge=0)
+    """clients of `tenant-0` that begin chats and close their connections, as at `hang_ups`, all the time"""
 
 
 class GamedayBounds(Section):
@@ -114,6 +127,10 @@ class GamedayFault(Section):
     """`clock_jump`: by how much the wall clock jumps, seconds; negative: back"""
     of: Literal["router", "engines"] = "router"
     """`clock_jump`: whose clock jumps"""
+    router: int | None = Field(default=None, ge=0)
+    """number of the router that it happens to, from 0; null: the seed chooses"""
+    worker: int = Field(default=0, ge=0)
+    """`kill_worker`: which of the router's workers, 0 is the one that runs longest"""
     clients: Positive = 16
     """`flood`, `hang_ups`: how many clients send at once"""
     tokens: Positive = 4000
@@ -142,6 +159,42 @@ class GamedayFault(Section):
         return self.at_s if self.until_s is None else self.until_s
 
 
+class GamedayDraw(Section):
+    """Faults that the seed draws: all kinds that this fleet can have, in an order of its own, again and again. The
+    first router is never killed, so that one router has the age of the day.
+    """
+
+    from_s: float = Field(gt=0)
+    """begin of the first, seconds since the load began"""
+    every_s: float = Field(default=20.0, gt=0)
+    """from the begin of one to the begin of the next, seconds"""
+    lasts_s: float = Field(default=8.0, gt=0)
+    """longest duration of a fault that lasts, half of it the shortest, seconds"""
+    must: GamedayBounds = GamedayBounds()
+    """what must hold at each"""
+
+    @model_validator(mode="after")
+    def _check_times(self) -> GamedayDraw:
+        if self.lasts_s >= self.every_s:
+            raise ValueError(f"lasts_s: {self.lasts_s:g} s is not below every_s, {self.every_s:g} s")
+        return self
+
+
+class GamedayEnd(Section):
+    """What must hold at the end, when the load is over: no router has booked anything and no engine has requests, all
+    requests were answered or refused properly, and no router logged a traceback.
+    """
+
+    settled_s: float = Field(default=900.0, gt=0)
+    """age at which a process of a router is expected to have its size, seconds"""
+    memory_growth: float = Field(default=0.05, gt=0)
+    """how much more resident memory it may have at its end than at that age, as a share"""
+    descriptors: int = Field(default=20, ge=0)
+    """how many more open descriptors it may have at its end than at that age"""
+    count_s: float = Field(default=15.0, gt=0)
+    """duration of one more load, whose requests and tokens clients, routers and engines must count alike, seconds"""
+
+
 class GamedayFile(Section):
     """One game day."""
 
@@ -161,11 +214,26 @@ class GamedayFile(Section):
     """end of the load, seconds"""
     must: GamedayBounds = GamedayBounds()
     """what must hold from `calm_from_s` until the first fault"""
-    faults: list[GamedayFault] = Field(min_length=1)
+    faults: list[GamedayFault] = []
     """in the order of their times; each is judged from its begin until the begin of the next"""
+    draw: GamedayDraw | None = None
+    """instead of `faults`: draw them by the seed"""
+    at_end: GamedayEnd | None = None
+    """what must hold after the last answer; null: nothing is examined"""
+
+    @property
+    def workers(self) -> int:
+        """Processes of each router that answer requests."""
+        return int(self.router.get("workers", 1))
 
     @model_validator(mode="after")
     def _check_times(self) -> GamedayFile:
+        if bool(self.faults) == (self.draw is not None):
+            raise ValueError("give one of faults and draw")
+        if self.draw is not None:
+            if not self.calm_from_s < self.draw.from_s < self.ends_s:
+                raise ValueError("draw.from_s: must be between calm_from_s and ends_s")
+            return self
         for before, after in pairwise(self.faults):
             if after.at_s <= before.end_s:
                 raise ValueError(f"faults: {after.fault} begins at {after.at_s:g} s, before {before.fault} is over")
@@ -182,4 +250,12 @@ class GamedayFile(Section):
                 raise ValueError(f"faults: {fault.fault}: there is no engine {fault.engine} of {self.fleet.engines}")
             if fault.fault == "dead_pool" and not self.fleet.pool:
                 raise ValueError("faults: dead_pool needs `fleet: {pool: true}`")
+            if fault.router is not None and fault.router >= self.fleet.routers:
+                raise ValueError(f"faults: {fault.fault}: there is no router {fault.router} of {self.fleet.routers}")
+            if fault.fault == "kill_worker" and fault.worker >= max(self.workers, 2):
+                raise ValueError(f"faults: kill_worker: there is no worker {fault.worker} of {self.workers}")
+            if fault.fault == "kill_worker" and self.workers == 1:
+                raise ValueError("faults: kill_worker needs `router: {workers: 2}` or more")
+            if fault.fault == "clock_jump" and fault.of == "router" and self.workers > 1:
+                raise ValueError("faults: only the clock of a router without workers can jump")
         return self

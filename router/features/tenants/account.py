@@ -2,8 +2,9 @@
 
 Processes report totals that only rise since the account began, and present values in full (open requests, reserved
 tokens, today's spending), so the next message makes up for a lost one. The receiver charges the difference, at the
-time of receipt, to its own window for the reporting process. So once received, a charge counts at the receiver a
-little longer than at its sender, never shorter. The module is pure.
+time of receipt, to its own window for the reporting process, which then holds no more than the window of that process
+itself. So once received, a charge counts at the receiver a little longer than at its sender, never shorter. The
+module is pure.
 """
 
 from __future__ import annotations
@@ -29,25 +30,28 @@ class ReportedAccount:
         self.silent = False  # it is gone, or has reported nothing for long
 
     def apply(self, totals: TenantTotals, now: float) -> None:
-        """Charge the difference from the last report, at most what the other process's window still contains."""
+        """Charge the difference from the last report, and keep at most what the other process's window contains."""
         last, self.last, self.silent = self.last, totals, False
-        if last is None or last.began != totals.began:
-            requests, tokens, returned = totals.window_requests, totals.window_tokens, 0
-        else:
-            requests = min(totals.requests - last.requests, totals.window_requests)
-            returned = max(0, totals.returned_tokens - last.returned_tokens)
-            tokens = min(totals.tokens - last.tokens, totals.window_tokens + returned)
-        if requests > 0:
-            self.requests.charge(requests, now)
-        if tokens > 0:
-            self.tokens.charge(tokens, now)
-        if returned > 0:
-            self.tokens.give_back(returned, now)
+        requests, tokens = totals.window_requests, totals.window_tokens
+        if last is not None and last.began == totals.began:
+            requests, tokens = totals.requests - last.requests, totals.tokens - last.tokens
+        _charge(self.requests, requests, totals.window_requests, now)
+        _charge(self.tokens, tokens, totals.window_tokens, now)
         self.open, self.reserved = totals.open, totals.reserved
 
     def forget_open(self) -> None:
         """Drop the open requests of the other process, which is gone or silent; its charges remain."""
         self.open, self.reserved, self.silent = 0, NO_TOKENS, True
+
+
+def _charge(window: SlidingWindow, amount: int, most: int, now: float) -> None:
+    """Charge `amount`, then drop the oldest charges above `most`: they have left the other process's window, or were
+    corrected there.
+    """
+    if amount > 0:
+        window.charge(amount, now)
+    if (excess := window.advance(now) - most) > 0:
+        window.give_back(excess, now)
 
 
 class Account:

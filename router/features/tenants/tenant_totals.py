@@ -15,7 +15,7 @@ class TenantTotals(msgspec.Struct, frozen=True, array_like=True, gc=False):
     day: int  # days since the epoch, UTC
     requests: int = 0  # charged since the account began
     tokens: int = 0
-    returned_tokens: int = 0  # charged too much, and subtracted again
+    returned_tokens: int = 0  # charged too much, and subtracted again; `window_tokens` is without them
     window_requests: int = 0  # of these in the window of 60 s
     window_tokens: int = 0
     open: int = 0  # requests in progress

@@ -69,9 +69,7 @@ class SlidingWindow:
         return True
 
     def give_back(self, amount: int, now: float) -> None:
-        """Subtract `amount` from the oldest charges, because it is not known when the corrected charges were made:
-        so the rest counts longer than necessary, not shorter.
-        """
+        """Subtract `amount` from the oldest charges: the rest counts longer than necessary, not shorter."""
         self.advance(now)
         for one in self._slices:
             taken = min(amount, one.amount)

@@ -3,7 +3,7 @@
 A fault is judged from its begin until the begin of the next one, or the end of the load, by the requests of the
 load that ended in that time (not those of a flood, nor those whose clients hang up):
 
-    failed       requests without a complete answer
+    failed       requests without a complete answer, except those beyond a limit of their tenant (429)
     p99_s        time to first token, 99th percentile of the answers
     longest_s    the longest that a client waited for its first token or for the next one
     hit_share    share of the prompt tokens that engines found in their caches
@@ -25,6 +25,8 @@ from router.lab.loadgen.load import SentRequest
 from router.lab.loadgen.report import compute_hit_share
 from router.lab.simulator.outcome import quantile
 
+CALM = "calm"  # name of the time before the first fault
+BEYOND_LIMIT = 429  # status of a request that its tenant's limits do not allow
 SLOW_FACTOR = 2.0
 SLOW_S = 0.1  # a busy machine may raise a median by this much on its own
 
@@ -39,7 +41,7 @@ class PlayedFault(NamedTuple):
     began_s: float
     ended_s: float
     bounds: GamedayBounds
-    agents: int  # of the load: the most requests that the router may have booked when nobody else sends
+    clients: int  # of the load: the most requests that the routers may have booked when nobody else sends
 
 
 class Look(NamedTuple):
@@ -70,7 +72,7 @@ class FaultOutcome(NamedTuple):
 def judge_calm(rows: Sequence[SentRequest], from_s: float, until_s: float, bounds: GamedayBounds) -> FaultOutcome:
     """Return the figures of the calm before the first fault, which nobody has to notice or recover from."""
     own = [one for one in rows if from_s <= end_of(one) < until_s]
-    return _check(_measure("calm", "", from_s, until_s, own), bounds)
+    return _check(_measure(CALM, "", from_s, until_s, own), bounds)
 
 
 def judge(
@@ -109,7 +111,7 @@ def find_recovery(
     ill = [
         one.at_s
         for one in looks
-        if before is not None and (one.reading is None or not is_well(one.reading, before, played.agents))
+        if before is not None and (one.reading is None or not is_well(one.reading, before, played.clients))
     ]
     slow_s = None if calm_p50_s is None else calm_p50_s * SLOW_FACTOR + SLOW_S
     last_s = max([*ill, *_bad_seconds(rows, slow_s)], default=played.ended_s)
@@ -126,13 +128,18 @@ def _bad_seconds(rows: Sequence[SentRequest], slow_s: float | None) -> list[floa
         seconds.setdefault(int(end_of(one)), []).append(one)
     bad = []
     for some in seconds.values():
-        failures = [end_of(one) for one in some if one.failure is not None]
+        failures = [end_of(one) for one in some if has_failed(one)]
         waits = [one.ttft_s for one in some if one.ttft_s is not None]
         if slow_s is not None and waits and median(waits) > slow_s:
             bad.append(max(end_of(one) for one in some))
         elif failures:
             bad.append(max(failures))
     return bad
+
+
+def has_failed(one: SentRequest) -> bool:
+    """Return whether the request has no complete answer, and was within the limits of its tenant."""
+    return one.failure is not None and one.status != BEYOND_LIMIT
 
 
 def end_of(one: SentRequest) -> float:
@@ -150,7 +157,7 @@ def _measure(name: str, detail: str, began_s: float, ended_s: float, rows: Seque
         began_s=began_s,
         ended_s=ended_s,
         requests=len(rows),
-        failed=len(rows) - len(answers),
+        failed=sum(map(has_failed, rows)),
         p50_s=quantile(waits, 0.5),
         p99_s=quantile(waits, 0.99),
         longest_s=max((max(one.ttft_s, one.pause_s or 0.0) for one in answers if one.ttft_s is not None), default=None),

@@ -1,27 +1,45 @@
-"""Play a game day: the load, the faults at their times, and a look at the router's metrics four times a second."""
+"""Play a game day: the load, the faults at their times, and a look at the routers' metrics."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import httpx
 
 from router.clock import Clock
-from router.config.sections.gameday import TRAITS, GamedayFault, GamedayFile
+from router.config.sections.gameday import TRAITS, GamedayEnd, GamedayFault, GamedayFile
 from router.lab.gameday.clients import GamedayClients, LoadEndpoint
+from router.lab.gameday.ending import (
+    CounterSum,
+    Violation,
+    count_answers,
+    count_requests,
+    find_errors,
+    find_growth,
+    find_miscounted,
+    find_unclean,
+    find_unequal,
+    list_leftovers,
+    read_counts,
+)
+from router.lab.gameday.faults import begin_fault, describe, end_fault
 from router.lab.gameday.outcome import FaultOutcome, Look, PlayedFault, judge, judge_calm
 from router.lab.gameday.reading import read_metrics
+from router.lab.gameday.routers import ProcessSize, StageNotReady
 from router.lab.gameday.stage import Stage
 from router.lab.loadgen.load import SentRequest
 from router.lab.rng import Rng
 from router.tasks import Tasks
 
-LOOK_S = 0.25
+LOOK_S = 0.25  # between two looks at one router; of several, each page is merged from those of its workers
+SIZE_S = 5.0  # between two looks at the sizes of the routers' processes
 LOOK_TIMEOUT_S = 2.0
 CLEAR_S = 0.2  # between two attempts to clear the cache of an engine whose events are wrong
 DRAIN_S = 30.0  # after its end the load may take this long until its last answer
+REST_S = 30.0  # after the last answer, books and engines may take this long until they are empty
+LOST_S = 2.0  # before a router or worker is killed, in which it counted what no look has seen
 
 ReportProgress = Callable[["GamedayRun"], None]
 
@@ -38,6 +56,10 @@ class GamedayRun:
         self.rows: list[SentRequest] = []
         self.looks: list[Look] = []
         self.played: list[PlayedFault] = []
+        self.others: list[SentRequest] = []  # of floods, single requests and the load that is counted at the end
+        self.abandoned = 0  # requests of clients that hang up
+        self.sizes: list[ProcessSize] = []
+        self.violations: list[Violation] = []  # of what must hold at the end
         self.skipped: list[GamedayFault] = []
         self.current: GamedayFault | None = None
         self.is_stuck = False  # some requests of the load had not ended long after the load's end
@@ -46,7 +68,10 @@ class GamedayRun:
         self._clock = clock
         self._start_s = clock.now()
         self._clients: GamedayClients  # while it runs
+        self._start_wall_s = clock.wall()
         self._rng = Rng(script.seed)
+        self._urls: list[str] = []  # of the routers whose metrics are read
+        self._counted = CounterSum()  # requests, by the routers
 
     @property
     def now_s(self) -> float:
@@ -55,19 +80,34 @@ class GamedayRun:
 
     async def run(self, progress: ReportProgress) -> None:
         """Play the whole game day. Raises WarmrouteError when a fault cannot be played."""
-        self._start_s = self._clock.now() + LOOK_S
+        self._start_s, self._start_wall_s = self._clock.now() + LOOK_S, self._clock.wall() + LOOK_S
         self._clients = GamedayClients(self.script, self.endpoint, self._clock, self._start_s)
         tasks = Tasks("game day")
         tasks.spawn("watch", self._watch(progress))
-        loading = tasks.spawn("load", self._clients.run_load(self.rows.append))
+        if self._stage is not None and self.script.at_end is not None:
+            tasks.spawn("sizes", self._measure_processes(self._stage))
+        loading = tasks.spawn("load", self._load())
         try:
             for fault in self.script.faults:
                 await self._play(fault)
             await asyncio.sleep(self.script.ends_s - self.now_s)
             await asyncio.wait([loading], timeout=DRAIN_S)
             self.is_stuck = not loading.done()
+            if self._stage is not None and self.script.at_end is not None:
+                await self._examine_end(self._stage, self.script.at_end)
         finally:
             await tasks.close()
+
+    async def _load(self) -> None:
+        """Run all clients but those of faults until `ends_s`."""
+        ends_s, clients = self.script.ends_s, self._clients
+        async with asyncio.TaskGroup() as kinds:
+            kinds.create_task(clients.run_load(ends_s, self.rows.append), name="agents")
+            kinds.create_task(clients.run_singles(ends_s, self.others.append), name="singles")
+            kinds.create_task(self._hang_up(self.script.load.leavers, ends_s), name="leavers")
+
+    async def _hang_up(self, clients: int, until_s: float) -> None:
+        self.abandoned += await self._clients.run_hang_ups(clients, until_s)
 
     def outcomes(self) -> list[FaultOutcome]:
         """Return the figures of the calm and of every fault that was played."""
@@ -78,28 +118,34 @@ class GamedayRun:
         faults = [judge(one, end_s, self.rows, self.looks, calm) for one, end_s in zip(self.played, until, strict=True)]
         return [calm, *faults]
 
+    def holds(self, outcomes: Sequence[FaultOutcome]) -> bool:
+        """Return whether every bound holds, and nothing is wrong at the end."""
+        return not self.is_stuck and not self.violations and not any(one.broken for one in outcomes)
+
     async def _play(self, fault: GamedayFault) -> None:
         if self._stage is None and not TRAITS[fault.fault].by_clients:
             self.skipped.append(fault)
             return
-        engine = fault.engine if fault.engine is not None else self._rng.below(self.script.fleet.engines)
-        fault = fault.model_copy(update={"engine": engine}) if "engine" in TRAITS[fault.fault].parameters else fault
+        for parameter, number in (("engine", self.script.fleet.engines), ("router", self.script.fleet.routers)):
+            if parameter in TRAITS[fault.fault].parameters and getattr(fault, parameter) is None:
+                fault = fault.model_copy(update={parameter: self._rng.below(number)})
         await asyncio.sleep(fault.at_s - self.now_s)
         self.current, began_s = fault, self.now_s
         try:
             await self._last(fault, self._stage)
         finally:
-            bounds, agents = fault.must, self.script.load.agents
-            self.played.append(PlayedFault(fault.fault, describe(fault), began_s, self.now_s, bounds, agents))
+            load = self.script.load
+            clients = load.agents + load.singles + load.leavers
+            self.played.append(PlayedFault(fault.fault, describe(fault), began_s, self.now_s, fault.must, clients))
             self.current = None
 
     async def _last(self, fault: GamedayFault, stage: Stage | None) -> None:
         """Let the fault happen, and return when it is over and undone."""
         end_s = fault.end_s
         if fault.fault == "flood":
-            await self._clients.run_flood(fault.clients, fault.tokens, end_s)
+            self.others += await self._clients.run_flood(fault.clients, fault.tokens, end_s)
         elif fault.fault == "hang_ups":
-            await self._clients.run_hang_ups(fault.clients, end_s)
+            await self._hang_up(fault.clients, end_s)
         elif stage is not None:
             await begin_fault(stage, fault)
             try:
@@ -112,85 +158,74 @@ class GamedayRun:
                 await end_fault(stage, fault)
 
     async def _watch(self, progress: ReportProgress) -> None:
-        """Read the router's metrics periodically until cancelled."""
+        """Read the routers' metrics periodically until cancelled."""
+        own = [] if self._stage is None else [router.url for router in self._stage.routers]
+        self._urls = own or [self.endpoint.url]
         async with httpx.AsyncClient(timeout=LOOK_TIMEOUT_S, trust_env=False) as http:
             while True:
-                at_s, reading = self.now_s, None
-                with suppress(httpx.HTTPError):
-                    answer = await http.get(f"{self.endpoint.url}/metrics")
-                    reading = read_metrics(answer.text) if answer.status_code == 200 else None
-                self.looks.append(Look(self.now_s, reading))
+                at_s = self.now_s
+                await self._look(http)
                 progress(self)
-                await asyncio.sleep(max(0.0, at_s + LOOK_S - self.now_s))
+                await asyncio.sleep(max(0.0, at_s + LOOK_S * len(self._urls) - self.now_s))
+
+    async def _look(self, http: httpx.AsyncClient) -> None:
+        """Read the metrics of all routers that answer, as one."""
+        pages, found = [], await asyncio.gather(*(_fetch(http, url) for url in self._urls))
+        for url, page in zip(self._urls, found, strict=True):
+            if page is not None:
+                pages.append(page)
+                self._counted.add(url, count_requests(page))
+        self.looks.append(Look(self.now_s, read_metrics("".join(pages)) if pages else None))
+
+    async def _measure_processes(self, stage: Stage) -> None:
+        """Measure the routers' processes periodically until cancelled."""
+        while True:
+            for router in stage.routers:
+                self.sizes += router.measure(self.now_s)
+            await asyncio.sleep(SIZE_S)
+
+    async def _examine_end(self, stage: Stage, end: GamedayEnd) -> None:
+        """Find what must not be at the end. The processes' sizes are those before the load that is counted."""
+        self.violations += find_growth(self.sizes, end)
+        try:
+            await stage.wait_until_ready()
+            is_at_rest = await self._rest(stage)
+            await self._look(stage.http)
+            sent, counted = [*self.rows, *self.others], self._counted.total
+            self.violations += find_miscounted(sent, self.abandoned, counted, self.played, LOST_S)
+            if is_at_rest:
+                await self._count_load(stage, end.count_s)
+        except (StageNotReady, httpx.HTTPError) as failure:
+            self.violations.append(Violation(f"{type(failure).__name__}: {failure}", self.now_s))
+        self.violations += find_unclean([*self.rows, *self.others], self.played)
+        for router in stage.routers:
+            self.violations += find_errors(router.name, router.read_log(), self._start_wall_s)
+
+    async def _rest(self, stage: Stage) -> bool:
+        """Wait until no router has anything booked and no engine has a request. Return False if some remain."""
+        until_s = self.now_s + REST_S
+        while left := await list_leftovers(stage):
+            if self.now_s > until_s:
+                self.violations += [Violation(one, self.now_s) for one in left]
+                return False
+            await asyncio.sleep(LOOK_S)
+        return True
+
+    async def _count_load(self, stage: Stage, count_s: float) -> None:
+        """Run one more load, and compare the counts of all sides."""
+        routers, engines = await read_counts(stage)
+        rows: list[SentRequest] = []
+        await self._clients.run_load(self.now_s + count_s, rows.append)
+        await self._rest(stage)
+        then_routers, then_engines = await read_counts(stage)
+        counted = count_answers(rows), then_routers.since(routers), then_engines.since(engines)
+        self.violations += find_unequal(*counted)
+        self.others += rows
 
 
-async def begin_fault(stage: Stage, fault: GamedayFault) -> None:
-    """Let a fault of the fleet, the pool or the router begin. Raises WarmrouteError when the router refuses."""
-    engine = fault.engine or 0
-    match fault.fault:
-        case "kill":
-            stage.kill_engine(engine)
-        case "freeze":
-            stage.freeze_engine(engine)
-        case "wedge":
-            await stage.set_engine_faults(engine, wedge=True)
-        case "slow":
-            await stage.set_engine_faults(engine, slow=fault.factor)
-        case "lossy_events":
-            await _set_all(stage, drop_events=fault.share)
-        case "wrong_events":
-            await stage.set_engine_faults(engine, hide_removals=True)
-        case "full_disk":
-            stage.fill_disk()
-        case "dead_pool":
-            await stage.stop_pool()
-        case "partition":
-            for relay in stage.relays[engine]:
-                relay.stall() if fault.how == "stall" else relay.refuse()
-        case "bad_policy":
-            await stage.activate(fault.policy or "")
-        case "clock_jump" if fault.of == "router":
-            stage.set_router_clock(fault.jump_s)
-        case "clock_jump":
-            await _set_all(stage, clock_offset_s=fault.jump_s)
-
-
-async def end_fault(stage: Stage, fault: GamedayFault) -> None:
-    """Undo what `begin_fault` did; a killed engine comes back by itself."""
-    engine = fault.engine or 0
-    match fault.fault:
-        case "freeze":
-            stage.continue_engines()
-        case "wedge":
-            await stage.set_engine_faults(engine, wedge=False)
-        case "slow":
-            await stage.set_engine_faults(engine, slow=1.0)
-        case "lossy_events":
-            await _set_all(stage, drop_events=0.0)
-        case "wrong_events":
-            await stage.set_engine_faults(engine, hide_removals=False)
-        case "full_disk":
-            stage.free_disk()
-        case "dead_pool":
-            await stage.start_pool()
-        case "partition":
-            for relay in stage.relays[engine]:
-                await relay.heal()
-        case "bad_policy":
-            await stage.undo()
-        case "clock_jump" if fault.of == "router":
-            stage.set_router_clock(0.0)
-        case "clock_jump":
-            await _set_all(stage, clock_offset_s=0.0)
-
-
-async def _set_all(stage: Stage, **faults: object) -> None:
-    for number in range(stage.script.fleet.engines):
-        await stage.set_engine_faults(number, **faults)
-
-
-def describe(fault: GamedayFault) -> str:
-    """Return what is done to whom, such as `engine-1, factor 4`."""
-    values = {name: getattr(fault, name) for name in TRAITS[fault.fault].parameters}
-    texts = {name: f"{value:g}" if isinstance(value, float) else str(value) for name, value in values.items()}
-    return ", ".join(f"engine-{text}" if name == "engine" else f"{name} {text}" for name, text in texts.items())
+async def _fetch(http: httpx.AsyncClient, url: str) -> str | None:
+    """Return a router's metrics page; None if there was no answer."""
+    with suppress(httpx.HTTPError):
+        answer = await http.get(f"{url}/metrics")
+        return answer.text if answer.status_code == 200 else None
+    return None

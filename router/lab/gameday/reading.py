@@ -17,9 +17,8 @@ SLOWER = 1.5  # from which a slowdown counts as noticed: the threshold of the al
 LATE_S = 5.0  # of events by both clocks: the threshold of the alert WarmrouteStreamLag
 WANTED = frozenset({
     "instance_state", "breaker_state", "stream_state", "stream_trusted", "stream_restarts_total", "stream_gaps_total",
-    "stream_contradictions_total",
-    "stream_lag_seconds", "engine_slowdown_ratio", "decision_log_failures_total", "pool_master_leads",
-    "policy_in_force", "target_requests",
+    "stream_contradictions_total", "stream_lag_seconds", "engine_slowdown_ratio", "decision_log_failures_total",
+    "pool_master_leads", "policy_in_force", "target_requests", "replica_up",
 })  # fmt: skip
 
 
@@ -38,6 +37,7 @@ class MetricsReading(NamedTuple):
     has_pool: bool | None = None  # whether a master leads; None: there is no pool
     policies: frozenset[str] = frozenset()  # that decide
     booked: float = 0.0  # requests in the books of all targets
+    silent: frozenset[str] = frozenset()  # other routers from which nothing arrives
 
 
 def read_metrics(page: str) -> MetricsReading:
@@ -70,11 +70,12 @@ def read_metrics(page: str) -> MetricsReading:
         has_pool=any(value == 1 for _, value in leads) if leads else None,
         policies=frozenset(labels["policy"] for labels, _ in samples["policy_in_force"] if labels["role"] != "shadow"),
         booked=total("target_requests"),
+        silent=frozenset(labels["replica"] for labels, value in samples["replica_up"] if value != 1),
     )
 
 
-def is_well(now: MetricsReading, before: MetricsReading, agents: int) -> bool:
-    """Return whether no fault shows that did not show `before`, and no more requests are booked than `agents` can
+def is_well(now: MetricsReading, before: MetricsReading, clients: int) -> bool:
+    """Return whether no fault shows that did not show `before`, and no more requests are booked than `clients` can
     have sent.
     """
     return (
@@ -83,8 +84,15 @@ def is_well(now: MetricsReading, before: MetricsReading, agents: int) -> bool:
         and now.untrusted <= before.untrusted
         and now.has_pool == before.has_pool
         and now.policies == before.policies
-        and now.booked <= agents
+        and now.silent <= before.silent
+        and now.booked <= clients
     )
+
+
+def sum_samples(page: str, name: str, *labels: str) -> float:
+    """Return the sum of a metric's samples with all of `labels`, each in the form `status="2xx"`."""
+    lines = re.findall(rf"^{re.escape(name)}(?:{{(.*)}})? (\S+)$", page, re.MULTILINE)
+    return sum(float(value) for found, value in lines if all(label in found for label in labels))
 
 
 def _engine_failed(now: MetricsReading, before: MetricsReading) -> bool:
@@ -107,6 +115,7 @@ NOTICED_BY: dict[FaultKind, Callable[[MetricsReading, MetricsReading], bool]] = 
     ),
     "full_disk": lambda now, before: now.write_failures > before.write_failures,
     "dead_pool": lambda now, before: before.has_pool is True and now.has_pool is False,
+    "kill_router": lambda now, before: bool(now.silent - before.silent),
     "clock_jump": lambda now, before: now.lag_s > LATE_S > before.lag_s,
 }
 """Whether the metrics show a fault, compared with the reading before the fault. Faults that are not listed leave no

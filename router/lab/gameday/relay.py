@@ -1,4 +1,7 @@
-"""A TCP relay in front of a port. Cutting the relay makes a network partition without any network privileges.
+"""A TCP relay in front of a port, or of several. Cutting it makes a network partition without network privileges.
+
+In front of several ports it spreads connections over them in turn, and goes to the next one if a port refuses, as a
+load balancer in front of routers does.
 
 A stalled relay keeps connections open and lets bytes wait, like a switch that drops packets: what was sent
 meanwhile arrives when the relay is healed. A refusing relay resets open connections and refuses new ones, like a
@@ -8,6 +11,8 @@ host that is gone.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
+from contextlib import suppress
 from typing import Self
 
 from router.tasks import Tasks
@@ -20,8 +25,9 @@ class TcpRelay:
     port.
     """
 
-    def __init__(self, host: str, port: int) -> None:
-        self._upstream = host, port
+    def __init__(self, host: str, *ports: int) -> None:
+        self._host = host
+        self._ports = deque(ports)
         self._tasks = Tasks("relay")
         self._flowing = asyncio.Event()
         self._flowing.set()
@@ -68,7 +74,7 @@ class TcpRelay:
         self._writers.add(writer)
         try:
             await self._flowing.wait()
-            far_reader, far_writer = await asyncio.open_connection(*self._upstream)
+            far_reader, far_writer = await self._connect()
             ends.append(far_writer)
             self._writers.add(far_writer)
             await asyncio.gather(self._pump(reader, far_writer), self._pump(far_reader, writer))
@@ -79,6 +85,14 @@ class TcpRelay:
             for end in ends:
                 self._writers.discard(end)
                 end.close()
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Connect to the next port that accepts. Raises OSError if none does."""
+        self._ports.rotate(-1)
+        for port in list(self._ports):  # another connection may turn them meanwhile
+            with suppress(ConnectionRefusedError):
+                return await asyncio.open_connection(self._host, port)
+        raise ConnectionRefusedError(f"no port of {self._host} accepts")
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(CHUNK_BYTES):

@@ -1,24 +1,24 @@
-"""The stage of a game day: simulated engines, a pool and the router as processes, and relays between router and
-engines.
+"""The stage of a game day: simulated engines, a pool and the routers as processes, and relays between them.
 
 Everything listens on ports of its own on the loopback interface. Nothing outlives the `Stage`: engines, pool and
-router die with the process that started them, however that process ends (Linux), even if they are stopped
+routers die with the process that started them, however that process ends (Linux), even if they are stopped
 (SIGSTOP).
 
-The router is `python -m router.cli.gameday.router`, which is the router with a wall clock that can be made to jump.
+Several routers are replicas of each other. A relay in front of them spreads connections.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import os
-import resource
+import secrets
 import signal
 from collections.abc import Mapping
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 import httpx
@@ -31,21 +31,17 @@ from router.lab.emulator.supervisor import EmbeddedFleet, EmulatedEngine
 from router.lab.emulator.vocabulary import DATA
 from router.lab.gameday.clients import LoadEndpoint
 from router.lab.gameday.relay import TcpRelay
+from router.lab.gameday.routers import START_TIMEOUT_S, STOP_TIMEOUT_S, StageNotReady, StageRouter
+from router.lab.local_stack.preflight import free_ports
 
 MODEL = "warm-tiny"
-ROUTER_MODULE, MASTER_MODULE = "router.cli.gameday.router", "router.lab.emulator.mooncake_master"
-START_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 5.0
+MASTER_MODULE = "router.lab.emulator.mooncake_master"
 POLL_S = 0.05
-CLOCK_FILE = "clock"  # in the router's folder: seconds by which its wall clock is wrong, read on SIGUSR1
-
-
-class StageNotReady(WarmrouteError):
-    """A process did not start; its own messages are on standard error or in the log that the message names."""
+SECRET_ENV = "WARMROUTE_GAMEDAY_SECRET"  # environment variable with the secret of the replicas
 
 
 class Stage:
-    """Runs while entered; entering raises StageNotReady or EngineNotStarted. The router's files go to `folder`."""
+    """Runs while entered; entering raises StageNotReady or EngineNotStarted. The routers' files go to `folder`."""
 
     def __init__(self, script: GamedayFile, folder: Path) -> None:
         self.script = script
@@ -55,8 +51,8 @@ class Stage:
         self._fleet: EmbeddedFleet
         self._master: ChildProcess | None = None
         self._master_url: str | None = None
-        self._router: ChildProcess | None = None
-        self._announcement: dict[str, Any] = {}
+        self.routers: list[StageRouter] = []
+        self._url = ""  # to which clients connect
         self._stopped: set[int] = set()  # processes that are frozen
         self._open = AsyncExitStack()
 
@@ -69,8 +65,7 @@ class Stage:
                 await self.start_pool()
             engines = [self._engine_options(number) for number in range(self.script.fleet.engines)]
             self._fleet = await opening.enter_async_context(EmbeddedFleet(engines))
-            opening.push_async_callback(self._stop_router)
-            await self._start_router(opening)
+            await self._start_routers(opening)
             self._open = opening.pop_all()
         return self
 
@@ -79,15 +74,25 @@ class Stage:
 
     @property
     def endpoint(self) -> LoadEndpoint:
-        return LoadEndpoint(self._announcement["url"], MODEL)
+        return LoadEndpoint(self._url, MODEL, tuple(_key(name) for name in self._tenants) or (None,))
 
     @property
-    def admin_url(self) -> str:
-        return str(self._announcement["admin_url"])
+    def engines(self) -> list[EmulatedEngine]:
+        """All engines as they are now."""
+        return self._fleet.members
 
     def engine(self, number: int) -> EmulatedEngine:
         """Return an engine as it is now: it has another pid after each restart."""
         return self._fleet.members[number]
+
+    async def wait_until_ready(self) -> None:
+        """Return when every engine is ready at every router. Raises StageNotReady if that takes too long."""
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                while await self._count_ready() < self.script.fleet.engines:  # noqa: ASYNC110  another process's state
+                    await asyncio.sleep(POLL_S)
+        except TimeoutError:
+            raise StageNotReady(f"not every engine became ready; the routers' logs: {self.folder}") from None
 
     # what faults do
 
@@ -131,33 +136,24 @@ class Stage:
         if self._master is not None:
             await self._master.stop(STOP_TIMEOUT_S)
 
-    def fill_disk(self) -> None:
-        """Make every write of the router fail that would make a file longer (EFBIG), as on a full disk."""
-        resource.prlimit(self._announcement["pid"], resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
-
-    def free_disk(self) -> None:
-        unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
-        resource.prlimit(self._announcement["pid"], resource.RLIMIT_FSIZE, unlimited)
-
-    def set_router_clock(self, offset_s: float) -> None:
-        """Make the router's wall clock wrong by `offset_s`."""
-        (self.folder / CLOCK_FILE).write_text(str(offset_s), encoding="utf-8")
-        os.kill(self._announcement["pid"], signal.SIGUSR1)
-
     async def activate(self, policy: str) -> None:
-        """Switch the router to another policy, as an operator does. Raises WarmrouteError when it refuses."""
+        """Switch to another policy at the first router, as an operator does. Raises WarmrouteError when it refuses."""
         await self._switch("activate", {"policy": policy})
 
     async def undo(self) -> None:
-        """Undo the last switch. Raises WarmrouteError when the router refuses."""
+        """Undo the last switch at the first router. Raises WarmrouteError when it refuses."""
         await self._switch("undo", None)
 
     async def _switch(self, action: str, body: Mapping[str, str] | None) -> None:
-        answer = await self.http.post(f"{self.admin_url}/admin/{action}", json=body)
+        answer = await self.http.post(f"{self.routers[0].admin_url}/admin/{action}", json=body)
         if answer.status_code != 200:
             raise WarmrouteError(f"the router refuses to {action}: {answer.text[:300]}")
 
     # starting and stopping
+
+    @property
+    def _tenants(self) -> list[str]:
+        return [f"tenant-{number}" for number in range(self.script.load.tenants)]
 
     def _engine_options(self, number: int) -> EngineOptions:
         fleet = self.script.fleet
@@ -171,54 +167,63 @@ class Stage:
             seed=self.script.seed * 1000 + number,
         )
 
-    async def _start_router(self, opening: AsyncExitStack) -> None:
-        file = self.folder / "router.yaml"
-        config = await self._router_config(opening)
-        file.write_text(json.dumps(config, indent=1), encoding="utf-8")  # JSON is YAML
-        log = opening.enter_context((self.folder / "router.log").open("wb"))
-        read, write = os.pipe()  # not the file itself, to which the router could not write while its disk is full
-        with os.fdopen(write, "wb") as stderr:
-            self._router = await ChildProcess.start(ROUTER_MODULE, str(file), str(os.getpid()), stderr=stderr)
-        asyncio.get_running_loop().add_reader(read, _copy, read, log)
-        opening.callback(_close_pipe, read)
-        announcement = await self._router.read_announcement(START_TIMEOUT_S)
-        if announcement is None:
-            raise StageNotReady(f"the router did not start; its log: {self.folder / 'router.log'}")
-        self._announcement = announcement
-        try:
-            async with asyncio.timeout(START_TIMEOUT_S):
-                while await self._count_ready() < self.script.fleet.engines:  # noqa: ASYNC110  another process's state
-                    await asyncio.sleep(POLL_S)
-        except TimeoutError:
-            raise StageNotReady(
-                f"not every engine became ready; the router's log: {self.folder / 'router.log'}"
-            ) from None
+    async def _start_routers(self, opening: AsyncExitStack) -> None:
+        """Start all routers concurrently, then the relay in front of several, and wait for the engines."""
+        number = self.script.fleet.routers
+        ports = free_ports(3 * number)
+        peers = [f"127.0.0.1:{port}" for port in ports[2::3]]
+        shared = await self._shared_config(opening)
+        env = {SECRET_ENV: secrets.token_hex(32)}
+        for each in range(number):
+            name, listen, admin, replica = f"router-{each}", *ports[3 * each : 3 * each + 3]
+            config = shared | self._own_config(name, listen, admin)
+            if number > 1:
+                own = {"host": "127.0.0.1", "port": replica}
+                config["replicas"] = {"peers": peers, "secret_env": SECRET_ENV} | own
+            router = StageRouter(name, self.folder / name, config, env)
+            opening.push_async_callback(router.close)
+            self.routers.append(router)
+        await asyncio.gather(*(router.start() for router in self.routers))
+        self._url = self.routers[0].url
+        if number > 1:
+            relay = await opening.enter_async_context(TcpRelay("127.0.0.1", *ports[::3]))
+            self._url = f"http://127.0.0.1:{relay.port}"
+        await self.wait_until_ready()
 
     async def _count_ready(self) -> int:
-        answer = await self.http.get(f"{self.admin_url}/admin/instances")
-        return sum(one["state"] == "ready" for one in answer.json()["instances"])
+        """Return how many engines are ready at every router."""
+        ready = list[int]()
+        for router in self.routers:
+            answer = await self.http.get(f"{router.admin_url}/admin/instances")
+            ready.append(sum(one["state"] == "ready" for one in answer.json()["instances"]))
+        return min(ready)
 
-    async def _stop_router(self) -> None:
-        if self._router is not None:
-            await self._router.stop(STOP_TIMEOUT_S)
-
-    async def _router_config(self, opening: AsyncExitStack) -> dict[str, Any]:
+    async def _shared_config(self, opening: AsyncExitStack) -> dict[str, Any]:
+        """Return the part of the configuration that all routers have."""
         script = self.script
         config: dict[str, Any] = {
-            "listen": {"host": "127.0.0.1", "port": 0},
-            "admin": {"port": 0, "audit_file": str(self.folder / "audit.jsonl")},
             "fleet": {"instances": [await self._instance(number, opening) for number in range(script.fleet.engines)]},
             "tokenizers": {MODEL: {"path": str(DATA)}},
-            "records": {"decision_log": {"folder": str(self.folder / "decisions")}},
             "active": script.policy,
             "seed": script.seed,
         }
         if self._master_url is not None:
             config["pool"] = {"masters": [self._master_url]}
-        for name, section in script.router.items():
-            both = isinstance(section, dict) and isinstance(config.get(name), dict)
-            config[name] = config[name] | section if both else section
-        return config
+        if self._tenants:
+            lines = [f"{hashlib.sha256(_key(name).encode()).hexdigest()} {name}\n" for name in self._tenants]
+            (self.folder / "keys").write_text("".join(lines), encoding="ascii")
+            config["clients"] = {"keys_file": str(self.folder / "keys")}
+        return config | {name: _merge(config.get(name), section) for name, section in script.router.items()}
+
+    def _own_config(self, name: str, listen: int, admin: int) -> dict[str, Any]:
+        """Return the part of the configuration that a router has for itself."""
+        folder = self.folder / name
+        own = {
+            "listen": {"host": "127.0.0.1", "port": listen},
+            "admin": {"port": admin, "audit_file": str(folder / "audit.jsonl")},
+            "records": {"decision_log": {"folder": str(folder / "decisions")}},
+        }
+        return {part: _merge(section, self.script.router.get(part, {})) for part, section in own.items()}
 
     async def _instance(self, number: int, opening: AsyncExitStack) -> dict[str, Any]:
         """Return an engine's entry in the router's configuration: behind relays if a fault cuts the engine off."""
@@ -235,15 +240,11 @@ class Stage:
         return instance | {"url": f"http://{http}", "kv_events": [events]}
 
 
-def _copy(pipe: int, log: IO[bytes]) -> None:
-    """Copy what is in the pipe to the log; at the pipe's end, stop reading."""
-    if data := os.read(pipe, 65536):
-        log.write(data)
-        log.flush()
-    else:
-        asyncio.get_running_loop().remove_reader(pipe)
+def _merge(section: object, over: object) -> object:
+    """Return a section with the keys of another one over it."""
+    return section | over if isinstance(section, dict) and isinstance(over, dict) else over
 
 
-def _close_pipe(pipe: int) -> None:
-    asyncio.get_running_loop().remove_reader(pipe)
-    os.close(pipe)
+def _key(tenant: str) -> str:
+    """Return the API key of a tenant."""
+    return f"key-of-{tenant}"

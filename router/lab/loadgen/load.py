@@ -85,14 +85,20 @@ async def read_frame(reader: asyncio.StreamReader) -> bytes | None:
         return None
 
 
-async def load(job: LoadJob, clock: Clock, start_s: float, report: ReportRequest) -> None:
+async def load(
+    job: LoadJob, clock: Clock, start_s: float, report: ReportRequest, sessions: Iterator[Session] | None = None
+) -> None:
     """Run all sessions to their end. After `until_s` send nothing more, and return once all requests have ended.
 
-    `start_s` is the common start by `clock`; `report` is called for each request at its end.
+    `start_s` is the common start by `clock`; `report` is called for each request at its end. `sessions`: those of a
+    closed loop, in place of the job's, for a load that lasts too long to list them.
     """
     async with LoadClient(job.url, job.model, clock, job.api_key) as client:
         run = _LoadRun(job, client, clock, start_s, report)
-        await (run.run_open() if job.concurrency is None else run.run_closed(job.concurrency))
+        if job.concurrency is None:
+            await run.run_open()
+        else:
+            await run.run_closed(job.concurrency, iter(job.sessions) if sessions is None else sessions)
 
 
 class _LoadRun:
@@ -104,8 +110,7 @@ class _LoadRun:
         self._report = report
         self._texts = TextGenerator(job.text_seed, job.tokens_per_word)
 
-    async def run_closed(self, concurrency: int) -> None:
-        waiting = iter(self._job.sessions)
+    async def run_closed(self, concurrency: int, waiting: Iterator[Session]) -> None:
         await self._wait_until(0.0)
         async with asyncio.TaskGroup() as agents:
             for number in range(concurrency):

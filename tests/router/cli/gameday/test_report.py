@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 
 from router.cli.gameday.chart import draw_run
-from router.cli.gameday.report import describe_progress, json_run, run_remarks, run_table
+from router.cli.gameday.report import LONG_DAY, describe_progress, json_run, run_remarks, run_table
 from router.clock import ManualClock
-from router.config.sections.gameday import GamedayBounds, GamedayFile
+from router.config.sections.gameday import GamedayBounds, GamedayEnd, GamedayFile
 from router.lab.gameday.clients import LoadEndpoint
+from router.lab.gameday.ending import Violation
+from router.lab.gameday.faults import describe
 from router.lab.gameday.outcome import Look, PlayedFault
-from router.lab.gameday.play import GamedayRun, describe
+from router.lab.gameday.play import GamedayRun
 from router.lab.gameday.reading import MetricsReading
 from router.lab.loadgen.load import SentRequest
 
@@ -71,6 +73,31 @@ def test_the_remarks(run: GamedayRun) -> None:
         "requests of the load had no end long after it: they were given up",
         "interrupted: the report holds what was played before",
     ]
+
+
+def test_violations_are_named_with_the_fault_before_them(run: GamedayRun) -> None:
+    run.script = DAY.model_copy(update={"at_end": GamedayEnd()})
+    lines = run_remarks(run, run.outcomes())
+    assert "at the end: no violations by 6 requests" in lines
+    run.violations += [Violation("router-0: x is 1", 11.5), Violation("x", 2.0), Violation("y")]
+    assert not run.holds([])
+    assert list(run_remarks(run, run.outcomes()))[:4] == [
+        "at the end: 3 violations by 6 requests",
+        "router-0: x is 1 (at 11.5 s, 1.5 s after flood clients 16, tokens 4000, seed 1)",
+        "x (at 2.0 s, before any fault, seed 1)",
+        "y",
+    ]
+
+
+def test_a_long_day_has_rows_of_broken_faults_and_failed_requests_only(run: GamedayRun) -> None:
+    run.played += run.played[:1] * LONG_DAY
+    outcomes = run.outcomes()
+    outcomes = [*outcomes[:3], *outcomes[2:3] * LONG_DAY]  # the calm, the broken one, and many that hold
+    assert [row[0].text for row in run_table(run, outcomes).rows] == ["calm", "kill"]
+    assert next(run_remarks(run, outcomes)) == f"{LONG_DAY + 1} of {LONG_DAY + 2} faults are within their bounds"
+    report = json_run(run, outcomes, "warmroute 1", "now")
+    assert [one["failure"] for one in report["requests"]] == ["no engine"]
+    assert GamedayFile.model_validate(report["script"]) == DAY
 
 
 def test_the_json(run: GamedayRun) -> None:

@@ -191,6 +191,24 @@ def test_tokens_that_were_reserved_too_many_are_given_back_everywhere() -> None:
     assert isinstance(reserve(b.ledger, "t", LIMITS, TokenCounts(1, 0, 0)), Refusal)
 
 
+def test_prompts_found_in_caches_do_not_pile_up_at_others() -> None:
+    """Each estimate is corrected a moment after it was reported, for more than a minute."""
+    clock = ManualClock(0.0, 20_000 * DAY_S)
+    limits = TenantLimits(tokens_per_minute=1_000_000)
+    here, there = (Ledger(PricesConfig(), clock, name) for name in ("here", "there"))
+    for _ in range(1_000):
+        reserved = reserve(there, "t", limits, TokenCounts(100, 0, 0))
+        assert isinstance(reserved, Reservation)
+        here.apply_report("1", "t", there.totals("t"))
+        clock.advance(0.05)
+        reserved.settle(TokenCounts(20, 80, 0))
+        here.apply_report("1", "t", there.totals("t"))
+        clock.advance(0.05)
+        used = [ledger.use("t", limits)["tokens_per_minute"].used for ledger in (here, there)]
+        assert 0 <= used[0] - used[1] <= 100
+    assert used[1] == 600 * 20
+
+
 def test_a_process_that_is_gone_holds_no_requests_but_what_it_spent_is_spent() -> None:
     clock = ManualClock(0.0, 20_000 * DAY_S)
     limits = TenantLimits(concurrent=1, budget_per_day=100)

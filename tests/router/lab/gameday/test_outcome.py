@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from router.config.sections.gameday import GamedayBounds
@@ -46,6 +47,13 @@ def test_the_calm() -> None:
     assert calm.p99_s == pytest.approx(0.1, abs=0.0011)
     assert (calm.notice_s, calm.recover_s) == (None, None)
     assert calm.broken == ("hit_share",)
+
+
+def test_what_a_tenant_may_not_send_has_not_failed() -> None:
+    limited = row(10.5, failure='{"error":{}}')
+    limited = msgspec.structs.replace(limited, status=429)
+    own = judge(played(), 20.0, [limited, row(11)], looks(20), CALM)
+    assert (own.requests, own.failed, own.recover_s) == (2, 0, 0.0)
 
 
 def test_a_killed_engine() -> None:

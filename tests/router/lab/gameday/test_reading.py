@@ -56,6 +56,7 @@ SIGNS: dict[FaultKind, dict[str, object]] = {
     "full_disk": {"write_failures": 1.0},
     "dead_pool": {"has_pool": False},
     "clock_jump": {"lag_s": 3600.0},
+    "kill_router": {"silent": frozenset({"10.0.0.2:9004"})},
 }
 
 
@@ -75,6 +76,7 @@ def test_a_fault_is_noticed_by_its_sign_and_not_without(fault: FaultKind) -> Non
         {"has_pool": False},
         {"policies": frozenset({"herd"})},
         {"booked": 9.0},  # by 8 agents
+        {"silent": frozenset({"10.0.0.2:9004"})},
     ],
 )
 def test_what_is_not_well(sign: dict[str, object]) -> None:

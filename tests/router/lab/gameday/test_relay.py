@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 
@@ -81,3 +81,37 @@ async def test_a_server_that_is_gone_is_a_reset() -> None:
         with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
             await say(connection, b"one")
         connection[1].close()
+
+
+async def test_connections_are_spread_and_go_on_where_one_port_refuses() -> None:
+    async with greeter(b"a") as one:
+        async with greeter(b"b") as other, TcpRelay("127.0.0.1", one, other) as relay:
+            assert sorted([await greeting(relay.port) for _ in range(4)]) == [b"a", b"a", b"b", b"b"]
+            many = await asyncio.gather(*(greeting(relay.port) for _ in range(20)))
+            assert sorted(many) == [b"a"] * 10 + [b"b"] * 10
+        async with TcpRelay("127.0.0.1", one, other) as relay:
+            assert {await greeting(relay.port) for _ in range(4)} == {b"a"}
+    async with TcpRelay("127.0.0.1", one, other) as relay:
+        with suppress(ConnectionResetError):
+            assert await greeting(relay.port) == b""
+
+
+@asynccontextmanager
+async def greeter(text: bytes) -> AsyncIterator[int]:
+    """The port of a server that sends a text to whoever connects."""
+
+    def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(text)
+        writer.close()
+
+    server = await asyncio.start_server(greet, "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
+async def greeting(port: int) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        return await asyncio.wait_for(reader.read(), SOON_S)
+    finally:
+        writer.close()
