@@ -1,4 +1,4 @@
-"""Who a client is: forged tokens, unknown keys without end, hostile issuers, keys files, and tenants without number."""
+"""Who a client is: forged tokens, unknown keys without end, hostile issuers, keys files, tenants without number."""
 
 from __future__ import annotations
 
