@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
+from unittest.mock import patch
 
 from router.app import App
 from router.config.schema import Config
@@ -50,8 +51,7 @@ class _ForeignPeers(dict[str, float]):
 @contextmanager
 def peers_target() -> Iterator[Callable[[bytes], None]]:
     """Yield the target for messages of a peer that has the secret."""
-    os.environ[SECRET] = "0123456789abcdef"
-    with running_loop() as running:
+    with patch.dict(os.environ, {SECRET: "0123456789abcdef"}), running_loop() as running:
         exchange = running.loop.run_until_complete(_build())
 
         def target(data: bytes) -> None:
