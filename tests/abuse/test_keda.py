@@ -16,6 +16,7 @@ from tests.e2e.conftest import LOCAL
 from tests.fakes.engines import engine
 from tests.fakes.http2 import PREFACE, ids, question, settings
 from tests.fakes.keda import trigger
+from tests.patience import PATIENCE_S
 
 WATCH_ACTIVITY = f"/{SERVICE}/StreamIsActive".encode()
 CONNECTIONS, CALLS = 11, 100  # as many calls as the port allows a connection
@@ -60,7 +61,7 @@ async def test_streams_about_invented_models_hold_up_nobody(router_process, flee
 
 async def settle(clients: list[RawClient]) -> None:
     """Return when the last connection has been answered: its last streams are beyond the bound."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         said = b""
         while b"streams are open already" not in said:
             data = await clients[-1].reader.read(65536)
