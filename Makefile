@@ -15,7 +15,7 @@ TOOLS := tests/agreement tests/bench tests/picker_conformance tests/router/lab t
 SEVERAL := $(addprefix tests/e2e/test_,workers.py admission_workers.py replicas.py)
 ELSEWHERE := $(TOOLS) $(SEVERAL) $(addprefix tests/,abuse browser clients docs gameday gateway oracle package stack)
 # of `make fuzz`
-TARGETS ?= client engine gateway events snapshot body answer metrics engine_json config
+TARGETS ?= client engine gateway zmtp peers token keys events snapshot body answer metrics engine_json config
 MINUTES ?= 10
 # of `make soak`
 SEED ?= 1
@@ -116,7 +116,7 @@ soak-short: $(VENV)/.installed-test  ## the same for 10 minutes
 abuse: $(VENV)/.installed-test  ## attack a running router in every known way and print what others notice (15 minutes)
 	$(BIN)/python -m pytest tests/abuse
 
-fuzz: $(VENV)/.installed-test  ## fuzz what parses bytes from outside, guided by coverage (90 minutes; TARGETS="client body", MINUTES=1)
+fuzz: $(VENV)/.installed-test  ## fuzz what parses bytes from outside, guided by coverage (140 minutes; TARGETS="client body", MINUTES=1)
 	@$(PIP) install -c constraints.txt -e '.[fuzz]'
 	set -e; for target in $(TARGETS); do $(BIN)/python -m tests.abuse.fuzz $$target --minutes $(MINUTES); done
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from io import StringIO
 from pathlib import Path
 from typing import Annotated, NamedTuple, TypeVar
 
@@ -280,15 +281,17 @@ def read_client_keys(path: Path | str) -> dict[str, str]:
 
 def parse_client_keys(content: bytes, where: str) -> dict[str, str]:
     """Return the names of clients by the sha256 (lower-case hex) of their API keys. `#` starts a comment; a client
-    may have several keys. Raises ConfigError.
+    may have several keys. Raises ConfigError: of a file of another kind, only the first lines are read.
     """
     try:
-        lines = content.decode().splitlines()
+        lines = StringIO(content.decode(), newline=None)
     except UnicodeDecodeError as error:
         raise ConfigError(f"{where}: is not UTF-8 text (byte {error.start})") from None
     names: dict[str, str] = {}
     problems: list[str] = []
     for number, line in enumerate(lines, start=1):
+        if len(problems) == MAX_COMPLAINTS:
+            break
         text = line.partition("#")[0].strip()
         if (match := CLIENT_KEY.fullmatch(text)) is None:
             if text:

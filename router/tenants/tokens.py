@@ -24,9 +24,9 @@ REMEMBERED_S = 60.0  # tokens with a key that the provider withdrew are accepted
 MAX_TOKEN_BYTES = 16_384
 RETRY_AFTER_S = 5
 INVALID = "invalid_token"  # the code of a refusal
-UNREADABLE = (ValueError, TypeError, OverflowError, RecursionError)
-"""Exceptions that PyJWT does not convert: for JSON of another form, infinite numbers and deep nesting. Older
-versions pass more of them.
+UNREADABLE = (ValueError, TypeError, KeyError, OverflowError, RecursionError)
+"""Exceptions that PyJWT does not convert: for JSON of another form, keys without their value, infinite numbers and
+deep nesting. Older versions pass more of them.
 """
 MOMENTS = ("exp", "nbf", "iat")
 

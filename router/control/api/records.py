@@ -5,6 +5,7 @@ A record is JSON for programs and an HTML page for a browser (`record_page.py`).
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -21,7 +22,7 @@ from router.control.api.shapes import OpenShape, describe_errors
 from router.control.explain import Explain, ExplainRequest
 from router.control.record_detail import Others
 from router.control.status import Status
-from router.errors import NotFound, TooLarge, quote_name
+from router.errors import NotFound, TooBusy, TooLarge, quote_name
 from router.proxy.asgi import read_body
 from router.request.error_body import InvalidRequest
 from router.request.public_paths import CACHE_ROUTED, LOAD_ROUTED
@@ -31,6 +32,7 @@ HTML, JSON = "text/html", "application/json"
 
 TEXT = {"type": "string"}
 QUALITY = re.compile(r"0(\.\d{0,3})?|1(\.0{0,3})?")
+EXPLAINED_AT_ONCE = 2  # bodies, each of which takes several times its length while it is read
 REQUEST_BODY = {
     "description": "request body as a client would send it",
     "required": True,
@@ -89,6 +91,7 @@ def add_record_routes(app: FastAPI, status: Status, explainer: Explain, read: Se
         _400="invalid request, as the public API answers it",
         _404="no such model or path",
         _413="body too large",
+        _429="too many at once",
         _503="no engine",
     )
     _add_explain(app, explainer, read, refusals)
@@ -153,6 +156,8 @@ def _add_record(app: FastAPI, status: Status, read: Sequence[Any], not_there: Re
 
 
 def _add_explain(app: FastAPI, explainer: Explain, read: Sequence[Any], refusals: Responses) -> None:
+    room = asyncio.Semaphore(EXPLAINED_AT_ONCE)
+
     @app.post("/admin/explain", dependencies=read, responses=refusals, openapi_extra={"requestBody": REQUEST_BODY})
     async def explain(request: Request, options: Annotated[ExplainOptions, Query()]) -> ExplanationShape:
         """Explain where a request with this body would be sent now; nothing is booked, counted or learned.
@@ -164,12 +169,16 @@ def _add_explain(app: FastAPI, explainer: Explain, read: Sequence[Any], refusals
         path = options.path
         if path not in CACHE_ROUTED | LOAD_ROUTED and path not in explainer.extra_paths:
             raise NotFound(f"POST {quote_name(path)} is not served here", param="path", code="unknown_path")
+        if room.locked():
+            text = f"{EXPLAINED_AT_ONCE} requests are being explained already"
+            raise TooBusy(text, code="too_many_explained", retry_after_s=1)
         limit_bytes = explainer.body_bytes
         too_large = TooLarge(f"the request body is larger than the limit of {limit_bytes} bytes")
-        body = await read_body(request, limit_bytes, too_large)
-        content_type = request.headers.get("content-type")
-        explained = ExplainRequest(body=body, content_type=content_type, **dict(options))
-        return ExplanationShape.model_validate(await explainer.explain(explained))
+        async with room:
+            body = await read_body(request, limit_bytes, too_large)
+            content_type = request.headers.get("content-type")
+            explained = ExplainRequest(body=body, content_type=content_type, **dict(options))
+            return ExplanationShape.model_validate(await explainer.explain(explained))
 
 
 # JSON or HTML

@@ -76,6 +76,9 @@ class _AnyHead(msgspec.Struct, frozen=True, array_like=True):
     third: Any = None
 
 
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""Exceptions of a decoder: for text that is not UTF-8 and for deep nesting, msgspec raises Python's own."""
+
 _encode = msgspec.msgpack.Encoder().encode
 _decode_frame = msgspec.msgpack.Decoder(PeerFrame).decode
 _decode_head = msgspec.msgpack.Decoder(_AnyHead).decode
@@ -108,14 +111,14 @@ def decode_frame(payload: bytes) -> PeerFrame | ForeignPeer | None:
     try:
         frame = _decode_frame(payload)
         return frame if frame.version == PROTOCOL else ForeignPeer(frame.run, frame.version)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return _find_foreign(payload)
 
 
 def _find_foreign(payload: bytes) -> ForeignPeer | None:
     try:
         head = _decode_head(payload)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return None
     if isinstance(head.first, str):
         return ForeignPeer(head.second, 1)
@@ -134,7 +137,7 @@ class MessageCodec:
         """Return the messages of a frame, and how many were skipped because this build does not know them."""
         try:
             return self._decode_all(frame.messages), 0
-        except msgspec.DecodeError:  # perhaps from a newer build
+        except UNREADABLE:  # perhaps from a newer build
             return self._decode_known(frame)
 
     def _decode_known(self, frame: PeerFrame) -> tuple[list[Message], int]:
@@ -142,12 +145,12 @@ class MessageCodec:
         skipped = 0
         try:
             messages = _decode_list(frame.messages)
-        except msgspec.DecodeError:
+        except UNREADABLE:
             return [], 1
         for raw in messages:
             try:
                 found.append(self._decode_one(raw))
-            except msgspec.DecodeError:
+            except UNREADABLE:
                 skipped += 1
         return found, skipped
 
@@ -160,7 +163,7 @@ def decode_ack(payload: bytes) -> BeatAck | None:
     """Return the acknowledgement; None when it is not one of this version."""
     try:
         ack = _decode_ack(payload)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return None
     return ack if ack.version == PROTOCOL else None
 
@@ -170,7 +173,7 @@ def decode_ask(frame: PeerFrame) -> StateAsk | None:
     try:
         requests = _decode_list(frame.messages)
         return _decode_ask(requests[0]) if requests else None
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return None
 
 
@@ -182,5 +185,5 @@ def decode_answer(payload: bytes) -> StateAnswer | None:
     """Return the first part of an answer; None when it is not one."""
     try:
         return _decode_answer(payload)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return None

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 import msgspec
 
 from router.clock import Clock
+from router.control.peers.frames import UNREADABLE
 from router.control.peers.parts import Message, Peers
 from router.control.peers.queries import PeerQueries
 from router.control.record_detail import Others, describe_in_full
@@ -122,7 +123,12 @@ class HostRecords:
     # replies
 
     async def _reply(self, query: RecordsQuery, run: str) -> None:
-        self._peers.send_to(run, RecordsReply(query.number, await self._encode(query.subject, query.argument)))
+        """Reply to a query; with nothing if its argument is unreadable."""
+        try:
+            payload = await self._encode(query.subject, query.argument)
+        except UNREADABLE:
+            payload = b""
+        self._peers.send_to(run, RecordsReply(query.number, payload))
 
     async def _encode(self, subject: Subject, argument: bytes) -> bytes:
         match subject:

@@ -17,6 +17,7 @@ from hashlib import blake2b
 import msgspec
 
 from router.clock import Clock
+from router.control.peers.frames import UNREADABLE
 from router.control.peers.history import list_history
 from router.control.peers.parts import Message
 from router.control.peers.scheduler import PeerScheduler
@@ -89,13 +90,16 @@ class LearnedState:
             self._scheduler.indexer.restore(target)
         return True
 
-    def restore_instances(self, payload: bytes) -> int:
-        """Take over what `encode_instances` returned; each entry takes effect once its instance joins. Return their
-        number.
+    def restore_instances(self, payload: bytes) -> None:
+        """Take over what `encode_instances` returned; each entry takes effect once its instance joins. Log an
+        unreadable one, as of a build in which instances have other fields.
         """
-        saved: Sequence[SavedInstance] = _decode_instances(payload)
+        try:
+            saved: Sequence[SavedInstance] = _decode_instances(payload)
+        except UNREADABLE as error:
+            log.warning("speeds and accuracy of instances were not taken over: %s", error)
+            return
         self._scheduler.expect_learned(saved, self._clock.now())
-        return len(saved)
 
     async def discard_absent(self) -> None:
         """After a while, drop the state taken over of targets and instances that have not joined."""
@@ -108,5 +112,5 @@ def decode_outline(payload: bytes) -> StateOutline | None:
     """Return the outline; None when it is not one."""
     try:
         return _decode_outline(payload)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return None

@@ -8,7 +8,9 @@ processors and limits, which would double the cost.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+import requests
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, SERVICE_NAME, SERVICE_VERSION, Attributes, Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan
@@ -24,6 +26,7 @@ SCOPE = "warmroute"
 KINDS = {"server": SpanKind.SERVER, "client": SpanKind.CLIENT, "internal": SpanKind.INTERNAL}
 SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 FAILED, UNSET = Status(StatusCode.ERROR), Status(StatusCode.UNSET)
+SHORT_BODY_BYTES = 64 * 1024
 
 
 class OtlpSender:
@@ -40,7 +43,7 @@ class OtlpSender:
         version: str,
         instance: str,
     ) -> None:
-        self._exporter = OTLPSpanExporter(endpoint, headers=headers)
+        self._exporter = OTLPSpanExporter(endpoint, headers=headers, session=_open_session())
         own = {SERVICE_VERSION: version, SERVICE_INSTANCE_ID: instance}
         found = Resource({SERVICE_NAME: "warmroute"}).merge(_detect()).merge(Resource({**own, **resource}))
         self._resource = _FixedResource(found.attributes)
@@ -81,6 +84,20 @@ class OtlpSender:
     def close(self) -> None:
         """End a `send` that is waiting to retry."""
         self._exporter.shutdown()  # type: ignore[no-untyped-call]
+
+
+def _open_session() -> requests.Session:
+    """Return a session that drops the bodies of answers: `requests` would read them whole, however long they are."""
+    session = requests.Session()
+    session.stream = True
+    session.hooks["response"].append(_drop_body)
+    return session
+
+
+def _drop_body(response: requests.Response, **_: Any) -> None:
+    """Read a short body, after which the connection is used again; otherwise close the connection."""
+    response.raw.read1(SHORT_BODY_BYTES)
+    response.close()
 
 
 class _FixedResource(Resource):

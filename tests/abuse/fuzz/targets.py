@@ -6,7 +6,14 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
-from tests.abuse.fuzz import connection_targets, event_targets, gateway_target, text_targets
+from tests.abuse.fuzz import (
+    connection_targets,
+    event_targets,
+    gateway_target,
+    identity_targets,
+    peer_targets,
+    text_targets,
+)
 
 Target = Callable[[bytes], None]
 
@@ -15,6 +22,9 @@ TARGETS: dict[str, Callable[[], AbstractContextManager[Target]]] = {
     "engine": connection_targets.engine_target,
     "gateway": gateway_target.gateway_target,
     "zmtp": connection_targets.zmtp_target,
+    "peers": peer_targets.peers_target,
+    "token": lambda: nullcontext(identity_targets.token_target()),
+    "keys": lambda: nullcontext(identity_targets.read_keys),
     "events": lambda: nullcontext(event_targets.apply_events),
     "snapshot": lambda: nullcontext(event_targets.read_snapshot),
     "body": lambda: nullcontext(text_targets.read_body),

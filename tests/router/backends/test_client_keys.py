@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import zlib
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +29,26 @@ class KeyServer:
 
     def __init__(self) -> None:
         self.status, self.body = 200, b"{}"
-        self.requests = 0
+        self.coding = "identity"
+        self.dripped = 0  # bytes that come one by one
+        self.requests = self.ended = 0
         self.url = ""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         self.requests += 1
-        head = f"HTTP/1.1 {self.status} X\r\ncontent-length: {len(self.body)}\r\nconnection: close\r\n\r\n"
-        writer.write(head.encode() + self.body)
+        length = len(self.body) + self.dripped
+        lines = f"HTTP/1.1 {self.status} X", f"content-length: {length}", f"content-encoding: {self.coding}"
+        writer.write("\r\n".join([*lines, "connection: close", "", ""]).encode() + self.body)
         await writer.drain()
+        for _ in range(self.dripped):
+            writer.write(b" ")
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0.02):
+                    await reader.read()  # until the client has left
+                    break
         writer.close()
+        self.ended += 1
 
 
 @asynccontextmanager
@@ -131,6 +142,24 @@ async def test_an_issuers_keys_are_fetched_and_fetched_again_for_a_new_key(
             await eventually(lambda: "new" in keys._verifier._keys)  # type: ignore[union-attr]
             assert identify(keys, new.token("team")) == "team"
     assert caplog.text.count("trying again every") == 1
+
+
+async def test_an_answer_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_keys, "FETCH_TIMEOUT_S", 1.0)
+    async with key_server() as server:
+        server.dripped = 500
+        with pytest.raises(ConfigError, match=r"no whole answer within 1 s"):
+            await fetch_jwks(server.url)
+        await eventually(lambda: server.ended == server.requests)
+
+
+async def test_nothing_that_is_fetched_is_decompressed() -> None:
+    """200 MB of spaces fit into less than is read."""
+    pack = zlib.compressobj(wbits=31)
+    async with key_server() as server:
+        server.coding = "gzip"
+        server.body = b"".join([*(pack.compress(b" " * (1 << 20)) for _ in range(200)), pack.flush()])
+        assert await fetch_jwks(server.url) == server.body
 
 
 async def test_what_is_fetched_is_bounded() -> None:

@@ -464,6 +464,13 @@ def test_names_of_clients_are_printable_in_every_file(folder: Path, name: str) -
         assert "a name has 1 to 128 printable characters" in said, empty
 
 
+def test_of_a_file_that_is_no_keys_file_only_the_first_lines_are_read() -> None:
+    """All lines of 64 MiB took 6 GB."""
+    with pytest.raises(ConfigError) as refused:
+        parse_client_keys(b"x\n" * 1000, "keys")
+    assert (len(refused.value.complaints), refused.value.omitted) == (20, 0)
+
+
 # the effective configuration
 
 

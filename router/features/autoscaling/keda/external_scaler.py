@@ -29,11 +29,12 @@ from router.features.autoscaling.keda.external_scaler_pb2 import (
 )
 from router.features.autoscaling.scaling import RoleKey, Scaling
 from router.picker.grpc_listener import Services
-from router.picker.grpc_stream import INVALID_ARGUMENT, NOT_FOUND, UNAVAILABLE, GrpcStream
+from router.picker.grpc_stream import EXHAUSTED, INVALID_ARGUMENT, NOT_FOUND, UNAVAILABLE, GrpcStream
 
 SERVICE = "externalscaler.ExternalScaler"
 METRIC = "warmroute_desired_instances"
 ROLES = ("both", "prefill", "decode")
+MOST_STREAMS = 1_000  # KEDA has one for each trigger; all are visited whenever a count may have changed
 
 
 class ScalerRefusal(NamedTuple):
@@ -81,9 +82,12 @@ class ExternalScaler:
         count = self._count(ScaledObject.FromString(data))
         return count if isinstance(count, ScalerRefusal) else encode_activity(count > 0)
 
+    def follow(self, key: RoleKey) -> None:
+        """Begin following the model and role of a stream."""
+        self._scaling.follow(key)
+
     def is_active(self, key: RoleKey) -> bool | None:
         """Return whether any instance is wanted; None while that is unknown."""
-        self._scaling.follow(key)
         count = self._scaling.count(key)
         return None if count is None else count > 0
 
@@ -158,11 +162,14 @@ class _ActivityStream:
             key = read_key(ScaledObject.FromString(data))
         except DecodeError:
             key = ScalerRefusal(INVALID_ARGUMENT, "the message cannot be read")
+        if not isinstance(key, ScalerRefusal) and len(self._open) >= MOST_STREAMS:
+            key = ScalerRefusal(EXHAUSTED, f"{MOST_STREAMS:,} streams are open already")
         if isinstance(key, ScalerRefusal):
             self._stream.finish(*key)
             return
         self._key = key
         self._open.add(self)
+        self._scaler.follow(key)
         self.tell()
 
     def tell(self) -> None:

@@ -279,7 +279,7 @@ OWN_ERRORS = {
     ("put", "/admin/policies/{name}"): {"400", "413"},
     ("post", "/admin/activate"): {"400", "404", "413"},
     ("post", "/admin/undo"): {"409"},
-    ("post", "/admin/explain"): {"400", "404", "413", "503"},
+    ("post", "/admin/explain"): {"400", "404", "413", "429", "503"},
     ("put", "/admin/admission"): {"400", "413"},
     ("put", "/admin/experiment"): {"400", "413"},
     ("delete", "/admin/experiment"): {"409"},

@@ -132,3 +132,15 @@ def test_other_bytes_are_no_frame_and_no_acknowledgement() -> None:
     for payload in (b"", b"\xc0", b"\x91\xa4news", b"{}", msgspec.msgpack.encode([PROTOCOL, "news", "host1", "run1"])):
         assert decode_frame(payload) is None
         assert decode_ack(payload) is None
+
+
+@pytest.mark.parametrize("wrong", [b"\xa4ly\x01\xc4", b"\x91" * 100_000], ids=["not UTF-8", "deep"])
+def test_text_that_is_not_utf_8_and_deep_nesting_are_no_frame_either(wrong: bytes) -> None:
+    """msgspec raises no error of its own for them."""
+    head = b"\x98\x02\xa4news\xa5host1"
+    for payload in (head + wrong, b"\x95\x02\xa5host1" + wrong, b"\x93" + wrong):
+        assert decode_frame(payload) is None
+        assert decode_ack(payload) is None
+        assert decode_answer(payload) is None
+    frame = frame_of([msgspec.Raw(b"\x96\xacSessionMoved\xc2\xa1m\xa4ly\x01\xc4\xa1t\x01"), MESSAGES[2]])
+    assert CODEC.decode(frame) == ([MESSAGES[2]], 1)

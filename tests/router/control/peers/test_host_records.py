@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from router.control.peers import host_records
-from router.control.peers.host_records import HostRecords, RecordsQuery
+from router.control.peers.host_records import HostRecords, RecordsQuery, RecordsReply
 from router.scheduling.policy.record import Attempt
 from router.tasks import Tasks
 from router.telemetry.record_query import RecordQuery
@@ -99,3 +99,11 @@ async def test_a_worker_that_does_not_reply_is_left_out(monkeypatch: pytest.Monk
     assert sorted(msgspec.json.decode(record)["id"] for record in found) == sorted(made)
     assert await a.records.find("b-0", "configured") is None
     assert len(a.records.queries) == 0
+
+
+async def test_a_query_that_cannot_be_read_gets_an_empty_reply() -> None:
+    network, (_, b, *_) = workers()
+    b.records.apply(RecordsQuery(7, "record", b"\xff"), "a")
+    await b.tasks.finish(1.0)
+    (reply,) = network.messages(RecordsReply)
+    assert (reply.number, reply.payload) == (7, b"")

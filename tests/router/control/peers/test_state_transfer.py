@@ -115,6 +115,18 @@ async def test_block_keys_with_another_secret_are_not_taken_over_but_speeds_are(
         assert pair.starting.core.indexer.on_connected(A) == 0
 
 
+async def test_speeds_that_cannot_be_read_are_logged_and_the_index_is_taken_over(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As from a build in which instances have other fields."""
+    async with Pair() as pair:
+        monkeypatch.setattr(pair.donor.exchange._learned, "encode_instances", lambda: b"\x91\x91\xa2a\xff")
+        await pair.start()
+        pair.starting.join("a", streamed=True)
+        assert pair.starting.core.indexer.on_connected(A) == pair.batch.seq
+    assert "speeds and accuracy of instances were not taken over" in caplog.text
+
+
 async def test_a_replica_that_stops_answering_holds_no_start_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_transfer, "STALLED_S", 1.5)
     async with Pair() as pair:
