@@ -1,0 +1,77 @@
+"""A simulated engine: the emulator's whole server on the in-memory network, which crashes and starts again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from contextvars import copy_context
+from typing import Any
+
+import msgspec
+
+from router.kvcache.events import EngineHash
+from router.lab.emulator.options import EngineOptions
+from router.lab.emulator.server import EmulatedServer
+from tests.simulation.loop import LoopClock
+from tests.simulation.network import HOST, Network
+from tests.simulation.zmq_sockets import SimulatedEventSockets
+
+PORT, EVENTS_PORT, REPLAY_PORT = 8000, 5557, 5558
+NO_FAULTS = EngineOptions().faults
+
+
+class SimulatedEngine:
+    """One engine on a host of its own. `server` is None while it is down."""
+
+    def __init__(self, network: Network, name: str, **options: Any) -> None:
+        self._network = network
+        self.name = name
+        self._options = EngineOptions(
+            name=name, host=name, port=PORT, events_port=EVENTS_PORT, replay_port=REPLAY_PORT, **options
+        )
+        self.server: EmulatedServer | None = None
+        self.starts = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.name}:{PORT}"
+
+    async def start(self) -> None:
+        """Start the server with an empty cache."""
+        self.server = await self._on_host(self._enter())
+        self.starts += 1
+
+    async def crash(self, *, silently: bool) -> None:
+        """End the process at once; `silently`: its host loses its power."""
+        assert self.server is not None
+        server, self.server = self.server, None
+        self._network.crash(self.name, silently=silently)
+        await self._on_host(server.__aexit__())
+
+    def set_faults(self, **changes: Any) -> None:
+        """Put exactly these faults in force, if the engine is up."""
+        if self.server is not None:
+            self.server.cores.apply_faults(msgspec.structs.replace(NO_FAULTS, **changes))
+
+    @property
+    def busy(self) -> bool:
+        """True while a request runs or waits in the engine."""
+        if self.server is None:
+            return False
+        gauges = [core.engine.gauges() for core in self.server.cores.all]
+        return any(one.running or one.waiting for one in gauges)
+
+    def cached(self) -> Counter[EngineHash]:
+        """The blocks in the cache of the engine's only rank, by their hash, copies counted."""
+        assert self.server is not None
+        copies = self.server.cores.all[0].engine._pool._copies
+        return Counter({label: len(blocks) for (_, label), blocks in copies.items()})
+
+    async def _enter(self) -> EmulatedServer:
+        server = EmulatedServer(self._options, LoopClock(asyncio.get_running_loop()), SimulatedEventSockets())
+        return await server.__aenter__()
+
+    async def _on_host(self, work: Any) -> Any:
+        context = copy_context()
+        context.run(HOST.set, self.name)
+        return await asyncio.get_running_loop().create_task(work, context=context)
