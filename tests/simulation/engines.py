@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from contextvars import copy_context
 from typing import Any
 
 import msgspec
@@ -13,7 +12,7 @@ from router.kvcache.events import EngineHash
 from router.lab.emulator.options import EngineOptions
 from router.lab.emulator.server import EmulatedServer
 from tests.simulation.loop import LoopClock
-from tests.simulation.network import HOST, Network
+from tests.simulation.network import Network, run_on_host
 from tests.simulation.zmq_sockets import SimulatedEventSockets
 
 PORT, EVENTS_PORT, REPLAY_PORT = 8000, 5557, 5558
@@ -26,7 +25,7 @@ class SimulatedEngine:
     def __init__(self, network: Network, name: str, **options: Any) -> None:
         self._network = network
         self.name = name
-        self._options = EngineOptions(
+        self.options = EngineOptions(
             name=name, host=name, port=PORT, events_port=EVENTS_PORT, replay_port=REPLAY_PORT, **options
         )
         self.server: EmulatedServer | None = None
@@ -38,7 +37,8 @@ class SimulatedEngine:
 
     async def start(self) -> None:
         """Start the server with an empty cache."""
-        self.server = await self._on_host(self._enter())
+        self._network.boot(self.name)
+        self.server = await run_on_host(self.name, self._enter())
         self.starts += 1
 
     async def crash(self, *, silently: bool) -> None:
@@ -46,7 +46,7 @@ class SimulatedEngine:
         assert self.server is not None
         server, self.server = self.server, None
         self._network.crash(self.name, silently=silently)
-        await self._on_host(server.__aexit__())
+        await run_on_host(self.name, server.__aexit__())
 
     def set_faults(self, **changes: Any) -> None:
         """Put exactly these faults in force, if the engine is up."""
@@ -64,14 +64,9 @@ class SimulatedEngine:
     def cached(self) -> Counter[EngineHash]:
         """The blocks in the cache of the engine's only rank, by their hash, copies counted."""
         assert self.server is not None
-        copies = self.server.cores.all[0].engine._pool._copies
+        copies = self.server.cores.all[0].engine._pool._copies  # vLLM publishes no list of them either
         return Counter({label: len(blocks) for (_, label), blocks in copies.items()})
 
     async def _enter(self) -> EmulatedServer:
-        server = EmulatedServer(self._options, LoopClock(asyncio.get_running_loop()), SimulatedEventSockets())
+        server = EmulatedServer(self.options, LoopClock(asyncio.get_running_loop()), SimulatedEventSockets())
         return await server.__aenter__()
-
-    async def _on_host(self, work: Any) -> Any:
-        context = copy_context()
-        context.run(HOST.set, self.name)
-        return await asyncio.get_running_loop().create_task(work, context=context)

@@ -12,9 +12,9 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextvars import ContextVar
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Coroutine
+from contextvars import ContextVar, copy_context
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import xxhash
 
@@ -24,10 +24,19 @@ from tests.simulation.transport import End, Packet
 HOST: ContextVar[str] = ContextVar("HOST", default="clients")
 """The simulated host that the running code belongs to; tasks and callbacks inherit it."""
 
+T = TypeVar("T")
+
 LinkState = Literal["up", "stalled", "refused"]
 FIRST_PORT = 40_000  # of the ports that the system chooses
 MOST_LATENCY_S = 0.002
-SEGMENT_BYTES = (7, 64, 1448, 1448, 16_384, 65_536)  # of a connection, one of these at most
+SEGMENT_BYTES = (64, *3 * (1448, 16_384, 65_536))  # of a connection, one of these at most
+
+
+async def run_on_host(host: str, work: Coroutine[Any, Any, T]) -> T:
+    """Run `work`, and everything that it starts, on `host`."""
+    context = copy_context()
+    context.run(HOST.set, host)
+    return await asyncio.get_running_loop().create_task(work, context=context)
 
 
 class Link:
@@ -172,6 +181,7 @@ class Network:
         self._links: dict[tuple[str, str], Link] = {}
         self._listeners: dict[tuple[str, int], Listener] = {}
         self._ends: dict[End, Link] = {}
+        self._down: set[str] = set()
         self._next_port = FIRST_PORT
 
     def link(self, one: str, other: str) -> Link:
@@ -202,12 +212,17 @@ class Network:
 
     def crash(self, host: str, *, silently: bool) -> None:
         """End all connections and listeners of a host. `silently`: without a packet, as when it loses its power; the
-        other ends find out when they send.
+        other ends find out when they send. Nothing leaves the host before `boot`.
         """
+        self._down.add(host)
         for listener in [one for one in self._listeners.values() if one.address[0] == host]:
             listener.close()
         for end in [one for one in self._ends if one.host == host]:
             (end.vanish if silently else end.reset)()
+
+    def boot(self, host: str) -> None:
+        """Connect the host to the network again."""
+        self._down.discard(host)
 
     def _ends_of(self, link: Link) -> list[End]:
         return [end for end, its in self._ends.items() if its is link]
@@ -215,10 +230,6 @@ class Network:
     @property
     def open_ends(self) -> int:
         return len(self._ends)
-
-    def ends_between(self, one: str, other: str) -> Iterator[End]:
-        """Yield the ends of all connections between two hosts."""
-        yield from self._ends_of(self.link(one, other))
 
     # what the loop calls
 
@@ -245,6 +256,8 @@ class Network:
         self, factory: Callable[[], asyncio.BaseProtocol], host: str, port: int
     ) -> tuple[End, asyncio.BaseProtocol]:
         """Connect from the current host. Raises ConnectionRefusedError if nothing listens there."""
+        if HOST.get() in self._down:
+            raise OSError(errno.ENETUNREACH, "the network is unreachable")
         link = self.link(HOST.get(), host)
         await self._cross(link)
         listener = self._listeners.get((host, port))

@@ -80,6 +80,7 @@ class End(asyncio.Transport):
         self._unsent = bytearray()
         self._sent = 0  # bytes that the other end has not read
         self._arrived = bytearray()
+        self._read_bytes = 0  # since the other end was last notified
         self._ended = False  # the other end sends no more
         self.error: Exception | None = None
         self.resets = False  # closing resets the connection
@@ -160,7 +161,10 @@ class End(asyncio.Transport):
             data = bytes(self._arrived)
             self._arrived.clear()
             self._socket.mark()
-            self._pipe.put(Packet("read", credit=len(data)))
+            self._read_bytes += len(data)
+            if self._read_bytes >= WINDOW_BYTES // 4:
+                self._pipe.put(Packet("read", credit=self._read_bytes))
+                self._read_bytes = 0
             self._pass(data)
             self._read_soon()
         elif self.error is not None:

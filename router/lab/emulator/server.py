@@ -37,7 +37,7 @@ class EmulatedServer:
         self.options = options
         self._tasks = Tasks(f"engine {options.name}")
         self.connectors = KvConnectors(options, self._tasks)
-        shape, store = _engine_shape(options, vocabulary), self.connectors.store
+        shape, store = engine_shape(options, vocabulary), self.connectors.store
         self.cores = EngineCores(options, shape, clock, store, sockets or EventSockets())
         self.app = EmulatorApp(options, vocabulary, self.cores, self.connectors, clock, self._tasks)
         headers = [(b"date", formatdate(clock.wall(), usegmt=True).encode()), (b"server", b"uvicorn")]
@@ -88,7 +88,8 @@ def run_engine(options: EngineOptions) -> None:
     run_service(lambda: EmulatedServer(options, SystemClock()), options.parent_pid)
 
 
-def _engine_shape(options: EngineOptions, vocabulary: Vocabulary) -> EngineShape:
+def engine_shape(options: EngineOptions, vocabulary: Vocabulary) -> EngineShape:
+    """Return the size and speed of each rank of an engine with these options."""
     return EngineShape(
         block_tokens=options.block_tokens,
         blocks=options.blocks,

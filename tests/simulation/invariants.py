@@ -1,0 +1,120 @@
+"""What must hold at the end of every run, whatever the faults were. Each check returns what does not, in words."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from router.app import App
+from tests.simulation.clients import Clients, SentRequest
+from tests.simulation.engines import SimulatedEngine
+from tests.simulation.loop import VirtualLoop
+from tests.simulation.oracle import Oracle, RightAnswer
+from tests.simulation.routers import SimulatedRouter
+
+LONGEST_REQUEST_S = 400.0
+HASH_BITS = (1 << 60) - 1  # of an engine's hash, that the index keeps
+
+
+def check_answers(clients: Clients, routers: Sequence[SimulatedRouter], oracle: Oracle) -> Iterator[str]:
+    """Every request ended once: with the right answer, or with a clean error; unless its router went down."""
+    by_name = {router.name: router for router in routers}
+    if clients.open:
+        yield f"{clients.open} requests have not ended"
+    for sent in clients.sent:
+        where = f"request of {sent.sent_s:.3f} s to {sent.ended_s:.3f} s, record {sent.reply.record}"
+        if sent.ended_s - sent.sent_s > LONGEST_REQUEST_S:
+            yield f"{where}: it took too long"
+        if (wrong := _find_fault(sent, oracle.answer(sent.path, sent.body))) is not None:
+            yield f"{where}: {wrong}"
+        ended = sent.reply.finished or sent.reply.error() or sent.left
+        if not ended and not by_name[sent.router].was_down(sent.sent_s, sent.ended_s):
+            yield f"{where}: it ended with neither an answer nor an error: {sent.reply}"
+
+
+def _find_fault(sent: SentRequest, right: RightAnswer) -> str | None:
+    """Return what is wrong with an answer as far as it goes; None: nothing."""
+    text, finish, usage = "", None, None
+    for chunk in sent.reply.chunks() if sent.reply.status == 200 else ():
+        for choice in chunk.get("choices", ()):
+            said = choice.get("delta") or choice.get("message") or choice
+            text += said.get("content", said.get("text")) or ""
+            finish = choice["finish_reason"] or finish
+        usage = chunk.get("usage") or usage
+    if not right.text.startswith(text):
+        return f"the answer is not the engine's: {text!r} instead of {right.text!r}"
+    if not sent.reply.finished or sent.reply.error():
+        return None
+    if (text, finish) != (right.text, right.finish):
+        return f"the answer is not whole: {text!r} {finish} instead of {right.text!r} {right.finish}"
+    counted = None if usage is None else (usage["prompt_tokens"], usage["completion_tokens"])
+    if counted != (right.prompt_tokens, right.output_tokens):
+        return f"usage {counted} instead of {right.prompt_tokens, right.output_tokens}"
+    return None
+
+
+def check_quiet(
+    clients: Clients, routers: Sequence[SimulatedRouter], engines: Sequence[SimulatedEngine]
+) -> Iterator[str]:
+    """Nothing is under way: all books are empty, and every router knows exactly what each engine holds."""
+    for engine in engines:
+        if engine.busy:
+            yield f"{engine.name}: it is busy"
+    for router in routers:
+        assert router.app is not None
+        for what in (*_check_books(router.app), *_check_index(router.app, engines)):
+            yield f"{router.name}: {what}"
+    for router in routers:
+        for app in router.lives[:-1]:
+            for what in _check_books(app):
+                yield f"a former process of {router.name}: {what}"
+    yield from _check_counters(clients, routers)
+
+
+def _check_books(app: App) -> Iterator[str]:
+    limiter, fleet = app.services.limiter, app.core.scheduler.fleet
+    targets = [target for instance in fleet for target in instance.targets.values()]
+    books = {
+        "requests in progress": limiter.in_flight,
+        "bytes of bodies": limiter.held_bytes,
+        "requests booked": sum(instance.requests for instance in fleet),
+        "prefills booked": sum(target.load_book.prefilling for target in targets),
+    }
+    for what, count in books.items():
+        if count:
+            yield f"{what}: {count} instead of 0"
+
+
+def _check_index(app: App, engines: Sequence[SimulatedEngine]) -> Iterator[str]:
+    indexer = app.core.scheduler.indexer
+    for engine in engines:
+        instance = next(one for one in app.core.scheduler.fleet if one.config.url == engine.url)
+        saved = indexer.snapshot(instance.targets[0].id)
+        held: Counter[int] = Counter()
+        for table in () if saved is None else saved.blocks.tables:
+            held.update(array("Q", table.hashes + table.unnamed))
+            for label, copies in zip(array("Q", table.copied), array("Q", table.copies), strict=True):
+                held[label] += copies
+        truth = Counter({label & HASH_BITS: copies for label, copies in engine.cached().items()})
+        if held != truth:
+            missing, wrong = truth - held, held - truth
+            counts = f"{missing.total()} blocks missing, {wrong.total()} too many of {truth.total()}"
+            yield f"index of {engine.name}: {counts}"
+
+
+def _check_counters(clients: Clients, routers: Sequence[SimulatedRouter]) -> Iterator[str]:
+    """The routers counted the requests that clients got answers to, and no others but those that clients left."""
+    answered = sum(sent.reply.whole for sent in clients.sent)
+    counted = sum(sum(app.core.metrics._requests.values()) for router in routers for app in router.lives)
+    if not answered <= counted <= len(clients.sent):
+        yield f"routers counted {counted} requests, clients have {answered} answers to {len(clients.sent)}"
+
+
+def check_stopped(loop: VirtualLoop) -> Iterator[str]:
+    """Nothing is left of the processes that were stopped."""
+    for task in asyncio.all_tasks(loop) - {asyncio.current_task(loop)}:
+        yield f"task {task.get_name()} is left"
+    if loop.network.open_ends:
+        yield f"{loop.network.open_ends} ends of connections are left"
