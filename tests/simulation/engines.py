@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from typing import Any
 
@@ -11,9 +10,9 @@ import msgspec
 from router.kvcache.events import EngineHash
 from router.lab.emulator.options import EngineOptions
 from router.lab.emulator.server import EmulatedServer
+from tests.simulation.event_sockets import SimulatedEventSockets
 from tests.simulation.loop import LoopClock
 from tests.simulation.network import Network, run_on_host
-from tests.simulation.zmq_sockets import SimulatedEventSockets
 
 PORT, EVENTS_PORT, REPLAY_PORT = 8000, 5557, 5558
 NO_FAULTS = EngineOptions().faults
@@ -68,5 +67,5 @@ class SimulatedEngine:
         return Counter({label: len(blocks) for (_, label), blocks in copies.items()})
 
     async def _enter(self) -> EmulatedServer:
-        server = EmulatedServer(self.options, LoopClock(asyncio.get_running_loop()), SimulatedEventSockets())
+        server = EmulatedServer(self.options, LoopClock(self._network.loop), SimulatedEventSockets(self._network))
         return await server.__aenter__()

@@ -113,17 +113,21 @@ class Faults:
         return engine.name, play
 
     def _link_fault(self) -> tuple[str, Callable[[float], Awaitable[None]]]:
-        router, engine = self._pick(self._routers).name, self._pick(self._engines).name
-        state, slow = (self._pick(LINK_STATES), 1.0) if self._rng.happens(0.7) else ("up", 200.0)
+        one = self._pick(self._routers).name
+        others = [engine.name for engine in self._engines] + [router.name for router in self._routers]
+        other = self._pick([name for name in others if name != one])
+        one, other = min(one, other), max(one, other)
+        state: LinkState = "up" if self._rng.happens(0.3) else self._pick(LINK_STATES)
+        slow = 200.0 if state == "up" else 1.0
 
         async def play(duration_s: float) -> None:
-            self._note(f"{router} - {engine}: {state}, latency x{slow:g}, for {duration_s:.3f} s")
-            self._set_link(router, engine, state, slow)
+            self._note(f"{one} - {other}: {state}, latency x{slow:g}, for {duration_s:.3f} s")
+            self._set_link(one, other, state, slow)
             await asyncio.sleep(duration_s)
-            self._set_link(router, engine, "up", 1.0)
-            self._note(f"{router} - {engine}: up")
+            self._set_link(one, other, "up", 1.0)
+            self._note(f"{one} - {other}: up")
 
-        return f"{router} - {engine}", play
+        return f"{one} - {other}", play
 
     def _clock_fault(self) -> tuple[str, Callable[[float], Awaitable[None]]]:
         router, offset_s = self._pick(self._routers), 7200.0 * (self._share() - 0.5)

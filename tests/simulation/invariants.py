@@ -64,7 +64,7 @@ def check_quiet(
             yield f"{engine.name}: it is busy"
     for router in routers:
         assert router.app is not None
-        for what in (*_check_books(router.app), *_check_index(router.app, engines)):
+        for what in (*_check_books(router.app), *_check_peers(router.app), *_check_index(router.app, engines)):
             yield f"{router.name}: {what}"
     for router in routers:
         for app in router.lives[:-1]:
@@ -85,6 +85,18 @@ def _check_books(app: App) -> Iterator[str]:
     for what, count in books.items():
         if count:
             yield f"{what}: {count} instead of 0"
+
+
+def _check_peers(app: App) -> Iterator[str]:
+    """Every router is connected to every other one in both directions, agrees with it, and knows no booking of it."""
+    peers = app.core.peers
+    assert peers is not None
+    for target in [target for instance in app.core.scheduler.fleet for target in instance.targets.values()]:
+        if share := peers.share_of_far(target.id).requests:
+            yield f"requests of {target.id} booked by peers: {share} instead of 0"
+    for report in peers.describe():
+        if not (report.own or (report.up and report.same_policies and report.same_instances)):
+            yield f"peer: {report}"
 
 
 def _check_index(app: App, engines: Sequence[SimulatedEngine]) -> Iterator[str]:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from router.lab.rng import Rng
 
 if TYPE_CHECKING:
-    from tests.simulation.network import Accepted, Listener, Network, SimulatedServer
+    from tests.simulation.network import Accepted, Network, SimulatedServer
 
 THREAD_S = 0.005  # longest time of work in a thread
 START_WALL_S = 1_800_000_000.0
@@ -23,6 +23,13 @@ START_WALL_S = 1_800_000_000.0
 
 class NothingLeft(Exception):
     """No timer, no packet and no callback is left, so the simulated world would wait forever."""
+
+
+class Watched(Protocol):
+    """A simulated socket that the loop can watch."""
+
+    def watch(self, handle: asyncio.Handle | None) -> bool:
+        """Run `handle` when the socket is readable. Return whether there was another before."""
 
 
 class _Timeline:
@@ -47,6 +54,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         super().__init__()
         self._timeline = self._selector = _Timeline()
         self._rng = rng
+        self._descriptors: list[Watched] = []
         self.trouble: list[dict[str, Any]] = []  # contexts of `call_exception_handler`
         self.set_exception_handler(lambda _, context: self.trouble.append(context))
 
@@ -97,11 +105,19 @@ class VirtualLoop(asyncio.BaseEventLoop):
         await asyncio.sleep(0)
         return sock.end, protocol
 
-    def add_reader(self, fd: Listener, callback: Callable[..., Any], *args: Any) -> None:  # type: ignore[override]
-        fd.watch(asyncio.Handle(callback, args, self))
+    def add_descriptor(self, watched: Watched) -> int:
+        """Return a file descriptor for something that can be readable."""
+        self._descriptors.append(watched)
+        return len(self._descriptors) - 1
 
-    def remove_reader(self, fd: Listener) -> bool:  # type: ignore[override]
-        return fd.watch(None)
+    def add_reader(self, fd: int | Watched, callback: Callable[..., Any], *args: Any) -> None:  # type: ignore[override]
+        self._find(fd).watch(asyncio.Handle(callback, args, self))
+
+    def remove_reader(self, fd: int | Watched) -> bool:  # type: ignore[override]
+        return self._find(fd).watch(None)
+
+    def _find(self, fd: int | Watched) -> Watched:
+        return self._descriptors[fd] if isinstance(fd, int) else fd
 
 
 class LoopClock:

@@ -1,7 +1,8 @@
-"""The machine below a simulated world: randomness and threads come from the world's seed and loop.
+"""The machine below a simulated world: randomness, threads and ZeroMQ come from the world's seed and loop.
 
-Processes draw secrets, run ids and UUIDs from the operating system, and hand work to thread pools. Both are replaced
-where Python reaches the machine, so that the product's own code, compiled or not, and its libraries are unchanged.
+Processes draw secrets, run ids and UUIDs from the operating system, hand work to thread pools, and exchange messages
+by libzmq. All three are replaced where Python reaches them, so that the product's own code, compiled or not, and its
+other libraries are unchanged.
 """
 
 from __future__ import annotations
@@ -14,13 +15,18 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
+import zmq
+
 from router.lab.rng import Rng
 from tests.simulation.loop import VirtualLoop
+from tests.simulation.peer_sockets import SimulatedContext
+
+SECRET_ENV = "SIMULATED_REPLICAS_SECRET"  # the name of the variable
 
 
 @contextmanager
 def simulated_machine(rng: Rng, loop: VirtualLoop) -> Iterator[None]:
-    """Draw all randomness from `rng`, and run all work of threads on `loop`, while entered."""
+    """Draw all randomness from `rng`, and run threads and ZeroMQ on `loop`, while entered."""
 
     def urandom(size: int) -> bytes:
         return b"".join(rng.bits().to_bytes(8, "little") for _ in range(-(-size // 8)))[:size]
@@ -32,5 +38,7 @@ def simulated_machine(rng: Rng, loop: VirtualLoop) -> Iterator[None]:
         patch.object(os, "urandom", urandom),
         patch.object(random, "_urandom", urandom),
         patch.object(ThreadPoolExecutor, "submit", submit),
+        patch.object(zmq, "Context", lambda: SimulatedContext(loop.network)),
+        patch.dict(os.environ, {SECRET_ENV: "the secret of simulated routers"}),
     ):
         yield

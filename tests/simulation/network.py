@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import xxhash
 
 from router.lab.rng import Rng
+from tests.simulation.loop import VirtualLoop
 from tests.simulation.transport import End, Packet
 
 HOST: ContextVar[str] = ContextVar("HOST", default="clients")
@@ -173,7 +174,7 @@ class SimulatedServer:
 class Network:
     """All hosts of a simulated world, and what is open between them."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, rng: Rng) -> None:
+    def __init__(self, loop: VirtualLoop, rng: Rng) -> None:
         self.loop = loop
         self.rng = rng
         self.trace = xxhash.xxh3_128()
@@ -282,9 +283,9 @@ class Network:
         """Wait as long as a packet takes."""
         await asyncio.sleep(self.latency_s(link))
         while link.state == "stalled":
-            healed = self.loop.create_future()
-            link.waiting.append(lambda: healed.done() or healed.set_result(None))  # noqa: B023
-            await healed
+            healed = asyncio.Event()
+            link.waiting.append(healed.set)
+            await healed.wait()
 
     def _pair(self, link: Link, near: tuple[str, int], far: tuple[str, int]) -> tuple[End, End]:
         segment_bytes = SEGMENT_BYTES[self.rng.below(len(SEGMENT_BYTES))]

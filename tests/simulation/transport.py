@@ -181,7 +181,7 @@ class End(asyncio.Transport):
             self._protocol.data_received(data)
             return
         while data:
-            buffer = self._protocol.get_buffer(len(data))
+            buffer: Any = self._protocol.get_buffer(len(data))
             size = min(len(buffer), len(data))
             buffer[:size] = data[:size]
             self._protocol.buffer_updated(size)

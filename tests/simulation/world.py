@@ -14,7 +14,7 @@ from tests.simulation.engines import SimulatedEngine
 from tests.simulation.faults import DURATION_S, Faults
 from tests.simulation.invariants import LONGEST_REQUEST_S, check_answers, check_quiet, check_stopped
 from tests.simulation.loop import VirtualLoop
-from tests.simulation.machine import simulated_machine
+from tests.simulation.machine import SECRET_ENV, simulated_machine
 from tests.simulation.network import Network
 from tests.simulation.oracle import Oracle
 from tests.simulation.routers import SimulatedRouter
@@ -74,14 +74,16 @@ class World:
         self.network = loop.network
         count = 2 + self._settings.below(2)
         self.engines = [SimulatedEngine(self.network, f"engine{n}", seed=n, **ENGINE) for n in range(count)]
-        self.routers = [SimulatedRouter(self.network, "router0", self._config())]
+        names = [f"router{n}" for n in range(1 + self._settings.below(3))]
+        config = self._config(names)
+        self.routers = [SimulatedRouter(self.network, name, config) for name in names]
         oracle = Oracle(self.engines[0].options)
         self.clients = Clients([router.name for router in self.routers], oracle, Rng(rng.bits()))
         self.faults = Faults(self.network, self.engines, self.routers, Rng(rng.bits()))
         self.oracle = oracle
         self.violations: list[str] = []
 
-    def _config(self) -> dict[str, Any]:
+    def _config(self, routers: Sequence[str]) -> dict[str, Any]:
         return {
             "fleet": {"instances": [{"url": engine.url} for engine in self.engines]},
             "tokenizers": {MODEL: {"path": TOKENIZER}},
@@ -89,13 +91,15 @@ class World:
             "records": {"keep": 100_000},
             "policies": {"policy": POLICIES[self._settings.below(len(POLICIES))]},
             "active": "policy",
-            "seed": self._settings.below(1 << 30),
+            "replicas": {"peers": [f"{name}:9004" for name in routers], "secret_env": SECRET_ENV},
         }
 
     async def live(self) -> None:
         """Play the whole run, and fill `violations`."""
-        for part in (*self.engines, *self.routers):
-            await part.start()
+        for engine in self.engines:
+            await engine.start()
+        for router in self.routers:
+            await router.start()
         self.clients.start(SESSIONS)
         self.faults.start()
         await asyncio.sleep(60 * self._minutes)
