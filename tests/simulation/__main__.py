@@ -1,9 +1,9 @@
 """Simulate routers and engines for hours of virtual time.
 
-    python -m tests.simulation HOURS [--seed N]
+    python -m tests.simulation HOURS [--seed N] [--minutes M]
 
-Runs of `MINUTES` each, with seeds from N on, until HOURS have been simulated. For each violation of an invariant it
-prints the seed, the virtual time and the last faults; `--seed N 0` plays that run again, exactly.
+Runs with M minutes of load each, with seeds from N on, until HOURS have been simulated. For each violation of an
+invariant it prints the seed, the virtual time and the last faults; `0 --seed N` plays that run again, exactly.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation")
     parser.add_argument("hours", type=float)
     parser.add_argument("--seed", type=int, default=1, help="of the first run")
+    parser.add_argument("--minutes", type=float, default=MINUTES, help="of load in each run")
     arguments = parser.parse_args()
     began_s, virtual_s, seed, failed = monotonic(), 0.0, arguments.seed, 0
     while True:
-        run = run_world(seed, MINUTES)
+        run = run_world(seed, arguments.minutes)
         virtual_s += run.virtual_s
         failed += bool(run.violations)
         _print_run(run, virtual_s / 3600 / ((monotonic() - began_s) / 60))

@@ -23,6 +23,7 @@ THINK_S = 20.0
 LONGEST_ANSWER = 40
 LEAVES = 0.08  # of the requests: the client hangs up
 LEAVES_WITHIN_S = 3.0
+PATIENCE_S = 300.0  # a router that lost its power closes no connection
 
 
 class SentRequest(NamedTuple):
@@ -87,12 +88,13 @@ class Clients:
         if rng.happens(0.7):
             body |= {"stream": True, "stream_options": {"include_usage": True}}
         router = self._routers[rng.below(len(self._routers))]
-        leave_after_s = LEAVES_WITHIN_S * rng.below(1000) / 1000 if rng.happens(LEAVES) else None
+        leaves = rng.happens(LEAVES)
+        leave_after_s = LEAVES_WITHIN_S * rng.below(1000) / 1000 if leaves else PATIENCE_S
         sent_s = loop.time()
         self.open += 1
         reply = await post(router, PORT, path, msgspec.json.encode(body), leave_after_s=leave_after_s)
         self.open -= 1
-        left = leave_after_s is not None and not reply.whole
+        left = leaves and not reply.whole
         sent = SentRequest(router, path, body, sent_s, loop.time(), reply, left)
         self.sent.append(sent)
         return sent

@@ -28,7 +28,7 @@ class SimulatedEngine:
             name=name, host=name, port=PORT, events_port=EVENTS_PORT, replay_port=REPLAY_PORT, **options
         )
         self.server: EmulatedServer | None = None
-        self.starts = 0
+        self.lossless = True  # since the core started, whatever was lost could be replayed
 
     @property
     def url(self) -> str:
@@ -38,7 +38,7 @@ class SimulatedEngine:
         """Start the server with an empty cache."""
         self._network.boot(self.name)
         self.server = await run_on_host(self.name, self._enter())
-        self.starts += 1
+        self.lossless = True
 
     async def crash(self, *, silently: bool) -> None:
         """End the process at once; `silently`: its host loses its power."""
@@ -47,9 +47,17 @@ class SimulatedEngine:
         self._network.crash(self.name, silently=silently)
         await run_on_host(self.name, server.__aexit__())
 
+    def restart_core(self) -> None:
+        """End the engine core's process, which starts again with an empty cache; the HTTP server stays."""
+        assert self.server is not None
+        self._network.end_process(self.name, (EVENTS_PORT, REPLAY_PORT))
+        self.server.cores.restart()
+        self.lossless = True
+
     def set_faults(self, **changes: Any) -> None:
         """Put exactly these faults in force, if the engine is up."""
         if self.server is not None:
+            self.lossless = self.lossless and not changes.get("silent_replays", False)
             self.server.cores.apply_faults(msgspec.structs.replace(NO_FAULTS, **changes))
 
     @property

@@ -107,8 +107,7 @@ class Faults:
 
         async def play(duration_s: float) -> None:
             self._note(f"{engine.name}: its core restarts")
-            assert engine.server is not None
-            engine.server.cores.restart()
+            engine.restart_core()
 
         return engine.name, play
 

@@ -90,8 +90,8 @@ class _Exchange(asyncio.Protocol):
             self.over.set_result(None)
 
 
-async def post(host: str, port: int, path: str, body: bytes, *, leave_after_s: float | None = None) -> HttpReply:
-    """Send a request and return what arrived of its answer. `leave_after_s`: hang up after this time; None: wait."""
+async def post(host: str, port: int, path: str, body: bytes, *, leave_after_s: float) -> HttpReply:
+    """Send a request and return what arrived of its answer. It hangs up after `leave_after_s`."""
     head = (
         f"POST {path} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     )

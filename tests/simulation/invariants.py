@@ -8,13 +8,15 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from router.app import App
+from router.control.peers.scheduler import PeerScheduler
+from router.fleet.instance import Target
+from router.fleet.worker_share import NO_SHARE
 from tests.simulation.clients import Clients, SentRequest
 from tests.simulation.engines import SimulatedEngine
 from tests.simulation.loop import VirtualLoop
 from tests.simulation.oracle import Oracle, RightAnswer
 from tests.simulation.routers import SimulatedRouter
 
-LONGEST_REQUEST_S = 400.0
 HASH_BITS = (1 << 60) - 1  # of an engine's hash, that the index keeps
 
 
@@ -25,8 +27,6 @@ def check_answers(clients: Clients, routers: Sequence[SimulatedRouter], oracle: 
         yield f"{clients.open} requests have not ended"
     for sent in clients.sent:
         where = f"request of {sent.sent_s:.3f} s to {sent.ended_s:.3f} s, record {sent.reply.record}"
-        if sent.ended_s - sent.sent_s > LONGEST_REQUEST_S:
-            yield f"{where}: it took too long"
         if (wrong := _find_fault(sent, oracle.answer(sent.path, sent.body))) is not None:
             yield f"{where}: {wrong}"
         ended = sent.reply.finished or sent.reply.error() or sent.left
@@ -74,29 +74,30 @@ def check_quiet(
 
 
 def _check_books(app: App) -> Iterator[str]:
-    limiter, fleet = app.services.limiter, app.core.scheduler.fleet
-    targets = [target for instance in fleet for target in instance.targets.values()]
-    books = {
-        "requests in progress": limiter.in_flight,
-        "bytes of bodies": limiter.held_bytes,
-        "requests booked": sum(instance.requests for instance in fleet),
-        "prefills booked": sum(target.load_book.prefilling for target in targets),
-    }
-    for what, count in books.items():
-        if count:
-            yield f"{what}: {count} instead of 0"
+    """The process has nothing in progress and nothing booked itself."""
+    limiter, scheduler = app.services.limiter, app.core.scheduler
+    assert isinstance(scheduler, PeerScheduler)
+    if limiter.in_flight or limiter.held_bytes:
+        yield f"{limiter.in_flight} requests in progress, which hold {limiter.held_bytes} bytes"
+    for target in _targets(app):
+        if (own := scheduler.own_share(target.id)) != NO_SHARE:
+            yield f"booked at {target.id}: {own}"
 
 
 def _check_peers(app: App) -> Iterator[str]:
-    """Every router is connected to every other one in both directions, agrees with it, and knows no booking of it."""
+    """The router is connected to every other one in both directions, agrees with it, and knows no booking of it."""
     peers = app.core.peers
     assert peers is not None
-    for target in [target for instance in app.core.scheduler.fleet for target in instance.targets.values()]:
-        if share := peers.share_of_far(target.id).requests:
-            yield f"requests of {target.id} booked by peers: {share} instead of 0"
+    for target in _targets(app):
+        if target.load_book.requests or target.load_book.prefilling:
+            yield f"{target.load_book.requests} requests at {target.id} are booked by peers"
     for report in peers.describe():
         if not (report.own or (report.up and report.same_policies and report.same_instances)):
             yield f"peer: {report}"
+
+
+def _targets(app: App) -> list[Target]:
+    return [target for instance in app.core.scheduler.fleet for target in instance.targets.values()]
 
 
 def _check_index(app: App, engines: Sequence[SimulatedEngine]) -> Iterator[str]:
@@ -110,8 +111,8 @@ def _check_index(app: App, engines: Sequence[SimulatedEngine]) -> Iterator[str]:
             for label, copies in zip(array("Q", table.copied), array("Q", table.copies), strict=True):
                 held[label] += copies
         truth = Counter({label & HASH_BITS: copies for label, copies in engine.cached().items()})
-        if held != truth:
-            missing, wrong = truth - held, held - truth
+        missing, wrong = truth - held, held - truth
+        if wrong or (missing and engine.lossless):
             counts = f"{missing.total()} blocks missing, {wrong.total()} too many of {truth.total()}"
             yield f"index of {engine.name}: {counts}"
 

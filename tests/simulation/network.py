@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from contextvars import ContextVar, copy_context
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -220,6 +220,11 @@ class Network:
             listener.close()
         for end in [one for one in self._ends if one.host == host]:
             (end.vanish if silently else end.reset)()
+
+    def end_process(self, host: str, ports: Collection[int]) -> None:
+        """Reset the connections of a process that listens at these ports of a host, and starts again at once."""
+        for end in [one for one in self._ends if one.host == host and one.local[1] in ports]:
+            end.reset()
 
     def boot(self, host: str) -> None:
         """Connect the host to the network again."""

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 from router.lab.rng import Rng
 from tests.paths import TOKENIZER
-from tests.simulation.clients import LONGEST_ANSWER, MODEL, Clients
+from tests.simulation.clients import LONGEST_ANSWER, MODEL, PATIENCE_S, Clients
 from tests.simulation.engines import SimulatedEngine
 from tests.simulation.faults import DURATION_S, Faults
-from tests.simulation.invariants import LONGEST_REQUEST_S, check_answers, check_quiet, check_stopped
+from tests.simulation.invariants import check_answers, check_quiet, check_stopped
 from tests.simulation.loop import VirtualLoop
 from tests.simulation.machine import SECRET_ENV, simulated_machine
 from tests.simulation.network import Network
@@ -103,7 +103,7 @@ class World:
         self.clients.start(SESSIONS)
         self.faults.start()
         await asyncio.sleep(60 * self._minutes)
-        await self.clients.finish(LONGEST_REQUEST_S)
+        await self.clients.finish(2 * PATIENCE_S)
         await self.faults.heal()
         await asyncio.sleep(QUIET_S)
         self.violations += check_answers(self.clients, self.routers, self.oracle)
