@@ -28,6 +28,7 @@ class SimulatedEngine:
             name=name, host=name, port=PORT, events_port=EVENTS_PORT, replay_port=REPLAY_PORT, **options
         )
         self.server: EmulatedServer | None = None
+        self.finished = 0  # answers of all former cores
         self.lossless = True  # since the core started, whatever was lost could be replayed
 
     @property
@@ -43,6 +44,7 @@ class SimulatedEngine:
     async def crash(self, *, silently: bool) -> None:
         """End the process at once; `silently`: its host loses its power."""
         assert self.server is not None
+        self._count_answers()
         server, self.server = self.server, None
         self._network.crash(self.name, silently=silently)
         await run_on_host(self.name, server.__aexit__())
@@ -51,6 +53,7 @@ class SimulatedEngine:
         """End the engine core's process, which starts again with an empty cache; the HTTP server stays."""
         assert self.server is not None
         self._network.end_process(self.name, (EVENTS_PORT, REPLAY_PORT))
+        self._count_answers()
         self.server.cores.restart()
         self.lossless = True
 
@@ -67,6 +70,12 @@ class SimulatedEngine:
             return False
         gauges = [core.engine.gauges() for core in self.server.cores.all]
         return any(one.running or one.waiting for one in gauges)
+
+    def _count_answers(self) -> None:
+        """Add the answers of the core that ends."""
+        assert self.server is not None
+        gauges = self.server.cores.all[0].engine.gauges()
+        self.finished += gauges.stopped + gauges.truncated
 
     def cached(self) -> Counter[EngineHash]:
         """The blocks in the cache of the engine's only rank, by their hash, copies counted."""

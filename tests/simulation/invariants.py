@@ -12,11 +12,12 @@ from router.control.peers.scheduler import PeerScheduler
 from router.fleet.instance import Target
 from router.fleet.worker_share import NO_SHARE
 from tests.simulation.clients import Clients, SentRequest
-from tests.simulation.engines import SimulatedEngine
+from tests.simulation.engines import PORT, SimulatedEngine
 from tests.simulation.loop import VirtualLoop
 from tests.simulation.oracle import Oracle, RightAnswer
 from tests.simulation.routers import SimulatedRouter
 
+KEPT_RECORDS = 100_000  # more than a run has requests
 HASH_BITS = (1 << 60) - 1  # of an engine's hash, that the index keeps
 
 
@@ -55,9 +56,7 @@ def _find_fault(sent: SentRequest, right: RightAnswer) -> str | None:
     return None
 
 
-def check_quiet(
-    clients: Clients, routers: Sequence[SimulatedRouter], engines: Sequence[SimulatedEngine]
-) -> Iterator[str]:
+def check_quiet(routers: Sequence[SimulatedRouter], engines: Sequence[SimulatedEngine]) -> Iterator[str]:
     """Nothing is under way: all books are empty, and every router knows exactly what each engine holds."""
     for engine in engines:
         if engine.busy:
@@ -70,7 +69,6 @@ def check_quiet(
         for app in router.lives[:-1]:
             for what in _check_books(app):
                 yield f"a former process of {router.name}: {what}"
-    yield from _check_counters(clients, routers)
 
 
 def _check_books(app: App) -> Iterator[str]:
@@ -79,6 +77,8 @@ def _check_books(app: App) -> Iterator[str]:
     assert isinstance(scheduler, PeerScheduler)
     if limiter.in_flight or limiter.held_bytes:
         yield f"{limiter.in_flight} requests in progress, which hold {limiter.held_bytes} bytes"
+    if app.core.stuck_engines._attempts:
+        yield f"open attempts: {app.core.stuck_engines._attempts}"
     for target in _targets(app):
         if (own := scheduler.own_share(target.id)) != NO_SHARE:
             yield f"booked at {target.id}: {own}"
@@ -117,12 +117,30 @@ def _check_index(app: App, engines: Sequence[SimulatedEngine]) -> Iterator[str]:
             yield f"index of {engine.name}: {counts}"
 
 
-def _check_counters(clients: Clients, routers: Sequence[SimulatedRouter]) -> Iterator[str]:
-    """The routers counted the requests that clients got answers to, and no others but those that clients left."""
+def check_counters(
+    clients: Clients, routers: Sequence[SimulatedRouter], engines: Sequence[SimulatedEngine], oracle: Oracle
+) -> Iterator[str]:
+    """Clients, routers and engines agree on what was answered. Call it when all have stopped."""
+    lives = [app for router in routers for app in router.lives]
     answered = sum(sent.reply.whole for sent in clients.sent)
-    counted = sum(sum(app.core.metrics._requests.values()) for router in routers for app in router.lives)
+    counted = sum(sum(app.core.metrics._requests.values()) for app in lives)
     if not answered <= counted <= len(clients.sent):
         yield f"routers counted {counted} requests, clients have {answered} answers to {len(clients.sent)}"
+    records = {record.id: record for app in lives for record in app.core.recent_records.latest(KEPT_RECORDS)}
+    for sent in clients.sent:
+        if sent.reply.finished:
+            record, right = records[sent.reply.record or ""], oracle.answer(sent.path, sent.body)
+            tokens = record.prompt_tokens, record.output_tokens
+            if not record.done or record.error or tokens != (right.prompt_tokens, right.output_tokens):
+                yield f"record {record.id} of a whole answer: done {record.done}, {record.error}, tokens {tokens}"
+    for record in records.values():
+        if not record.done:
+            yield f"record {record.id} is not done"
+    attempts = [attempt for record in records.values() for attempt in record.attempts]
+    for engine in engines:
+        well = sum(one.end == "ok" and one.decision.target == f"{engine.name}:{PORT}/0" for one in attempts)
+        if well > engine.finished:  # which also answered the routers' own requests, and clients that left
+            yield f"{engine.name}: it finished {engine.finished} answers, routers got {well}"
 
 
 def check_stopped(loop: VirtualLoop) -> Iterator[str]:

@@ -12,7 +12,7 @@ from tests.paths import TOKENIZER
 from tests.simulation.clients import LONGEST_ANSWER, MODEL, PATIENCE_S, Clients
 from tests.simulation.engines import SimulatedEngine
 from tests.simulation.faults import DURATION_S, Faults
-from tests.simulation.invariants import check_answers, check_quiet, check_stopped
+from tests.simulation.invariants import KEPT_RECORDS, check_answers, check_counters, check_quiet, check_stopped
 from tests.simulation.loop import VirtualLoop
 from tests.simulation.machine import SECRET_ENV, simulated_machine
 from tests.simulation.network import Network
@@ -88,7 +88,7 @@ class World:
             "fleet": {"instances": [{"url": engine.url} for engine in self.engines]},
             "tokenizers": {MODEL: {"path": TOKENIZER}},
             "limits": {"first_byte_timeout_s": 60.0, "idle_timeout_s": 30.0, "grace_s": 10.0},
-            "records": {"keep": 100_000},
+            "records": {"keep": KEPT_RECORDS},
             "policies": {"policy": POLICIES[self._settings.below(len(POLICIES))]},
             "active": "policy",
             "replicas": {"peers": [f"{name}:9004" for name in routers], "secret_env": SECRET_ENV},
@@ -107,11 +107,12 @@ class World:
         await self.faults.heal()
         await asyncio.sleep(QUIET_S)
         self.violations += check_answers(self.clients, self.routers, self.oracle)
-        self.violations += check_quiet(self.clients, self.routers, self.engines)
+        self.violations += check_quiet(self.routers, self.engines)
         for router in self.routers:
             await router.stop()
         for engine in self.engines:
             await engine.crash(silently=False)
+        self.violations += check_counters(self.clients, self.routers, self.engines, self.oracle)
         await asyncio.sleep(DURATION_S)
         self.violations += check_stopped(self._loop)
 
