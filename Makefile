@@ -17,13 +17,16 @@ ELSEWHERE := $(TOOLS) $(SEVERAL) $(addprefix tests/,abuse browser clients docs g
 # of `make fuzz`
 TARGETS ?= client engine gateway events snapshot body answer metrics engine_json config
 MINUTES ?= 10
+# of `make simulation`, in virtual time; the seed of the first run
+HOURS ?= 10
+SEED ?= 1
 # JavaScript libraries of the live page, copied into the repository by `make vendor`
 VENDORED := uplot@1.6.32 preact@11.2.0 htm@3.1.1 axe-core@4.14.1
 # Tests start hundreds of interpreters: each would compile all modules again where the environment forbids to keep them.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run stack test check test-router test-tools test-workers test-deep test-package test-abuse test-pure test-stack test-stack-long test-gateway test-doctor test-rollout test-browser test-oracle test-clients gameday abuse fuzz audit bench bench-sim bench-sim-full compiled pure wheel dist lock reference protos docs docs-serve vendor screenshots clean
+.PHONY: help run stack test check test-router test-tools test-workers test-deep test-package test-abuse test-pure test-stack test-stack-long test-gateway test-doctor test-rollout test-browser test-oracle test-clients gameday simulation abuse fuzz audit bench bench-sim bench-sim-full compiled pure wheel dist lock reference protos docs docs-serve vendor screenshots clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,7 +55,10 @@ test-deep: $(VENV)/.installed-test  ## try all properties with many new examples
 test-package: $(VENV)/.installed-test  ## build sdist and wheel, install the wheel without extras, and use it
 	$(BIN)/python -m pytest tests/package
 
-test-abuse: $(VENV)/.installed-test  ## run the attacks that take seconds (`make abuse`: all)
+test-simulation: $(VENV)/.installed-test  ## run routers, engines and a network in virtual time with faults by seed (HOURS=10: some minutes)
+	$(BIN)/python -m tests.simulation $(HOURS) --seed $(SEED)
+
+abuse: $(VENV)/.installed-test  ## run the attacks that take seconds (`make abuse`: all)
 	$(PYTEST) -m "$(HERE)" tests/abuse
 
 check: $(VENV)/.installed-test  ## run lint, format, types and import rules (under a minute)
@@ -104,6 +110,9 @@ screenshots: $(VENV)/.installed-test  ## make the pictures of the live page's do
 
 gameday: $(VENV)/.installed-test  ## kill, freeze and deceive engines under load, the short day (2 minutes)
 	$(BIN)/python -m pytest tests/gameday
+
+simulation: $(VENV)/.installed-test  ## run routers, engines and a network in virtual time with faults by seed (HOURS=10: some minutes)
+	$(BIN)/python -m tests.simulation $(HOURS) --seed $(SEED)
 
 abuse: $(VENV)/.installed-test  ## attack a running router in every known way and print what others notice (15 minutes)
 	$(BIN)/python -m pytest tests/abuse
