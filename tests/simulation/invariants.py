@@ -89,8 +89,8 @@ def _check_peers(app: App) -> Iterator[str]:
     peers = app.core.peers
     assert peers is not None
     for target in _targets(app):
-        if target.load_book.requests or target.load_book.prefilling:
-            yield f"{target.load_book.requests} requests at {target.id} are booked by peers"
+        if (others := peers.share_of_far(target.id)) != NO_SHARE:
+            yield f"booked at {target.id} by peers: {others}"
     for report in peers.describe():
         if not (report.own or (report.up and report.same_policies and report.same_instances)):
             yield f"peer: {report}"
