@@ -26,7 +26,7 @@ LEAVES_WITHIN_S = 3.0
 PATIENCE_S = 300.0  # a router that lost its power closes no connection
 
 
-class SentRequest(NamedTuple):
+class PlayedRequest(NamedTuple):
     """One request and what the client knows about it at the end."""
 
     router: str
@@ -42,7 +42,7 @@ class Clients:
     """All clients of a run. `sent` are the requests that have ended, `open` the number of those that have not."""
 
     def __init__(self, routers: Sequence[str], oracle: Oracle, rng: Rng) -> None:
-        self.sent: list[SentRequest] = []
+        self.sent: list[PlayedRequest] = []
         self.open = 0
         self._routers = routers
         self._oracle = oracle
@@ -82,7 +82,7 @@ class Clients:
             answer = self._oracle.answer(CHAT, sent.body).text
             messages.append({"role": "assistant", "content": answer})
 
-    async def _send(self, path: str, prompt: dict[str, Any]) -> SentRequest:
+    async def _send(self, path: str, prompt: dict[str, Any]) -> PlayedRequest:
         rng, loop = self._rng, asyncio.get_running_loop()
         body = {"model": MODEL, "temperature": 0, "max_tokens": 1 + rng.below(LONGEST_ANSWER), **prompt}
         if rng.happens(0.7):
@@ -95,7 +95,7 @@ class Clients:
         reply = await post(router, PORT, path, msgspec.json.encode(body), leave_after_s=leave_after_s)
         self.open -= 1
         left = leaves and not reply.whole
-        sent = SentRequest(router, path, body, sent_s, loop.time(), reply, left)
+        sent = PlayedRequest(router, path, body, sent_s, loop.time(), reply, left)
         self.sent.append(sent)
         return sent
 

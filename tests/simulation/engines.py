@@ -18,7 +18,7 @@ PORT, EVENTS_PORT, REPLAY_PORT = 8000, 5557, 5558
 NO_FAULTS = EngineOptions().faults
 
 
-class SimulatedEngine:
+class EngineHost:
     """One engine on a host of its own. `server` is None while it is down."""
 
     def __init__(self, network: Network, name: str, **options: Any) -> None:

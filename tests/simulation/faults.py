@@ -8,9 +8,9 @@ from typing import Any
 
 from router.lab.rng import Rng
 from router.tasks import Tasks
-from tests.simulation.engines import SimulatedEngine
+from tests.simulation.engines import EngineHost
 from tests.simulation.network import LinkState, Network
-from tests.simulation.routers import SimulatedRouter
+from tests.simulation.routers import RouterHost
 
 PAUSE_S = 30.0  # the longest between two faults
 DURATION_S = 60.0  # the longest of a fault
@@ -40,7 +40,7 @@ class Faults:
     """Plays faults between `start` and `heal`. `history`: when each began or ended, and what it was."""
 
     def __init__(
-        self, network: Network, engines: Sequence[SimulatedEngine], routers: Sequence[SimulatedRouter], rng: Rng
+        self, network: Network, engines: Sequence[EngineHost], routers: Sequence[RouterHost], rng: Rng
     ) -> None:
         self.history: list[tuple[float, str]] = []
         self._network = network

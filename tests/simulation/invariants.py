@@ -11,17 +11,17 @@ from router.app import App
 from router.control.peers.scheduler import PeerScheduler
 from router.fleet.instance import Target
 from router.fleet.worker_share import NO_SHARE
-from tests.simulation.clients import Clients, SentRequest
-from tests.simulation.engines import PORT, SimulatedEngine
+from tests.simulation.clients import Clients, PlayedRequest
+from tests.simulation.engines import PORT, EngineHost
 from tests.simulation.loop import VirtualLoop
 from tests.simulation.oracle import Oracle, RightAnswer
-from tests.simulation.routers import SimulatedRouter
+from tests.simulation.routers import RouterHost
 
 KEPT_RECORDS = 100_000  # more than a run has requests
 HASH_BITS = (1 << 60) - 1  # of an engine's hash, that the index keeps
 
 
-def check_answers(clients: Clients, routers: Sequence[SimulatedRouter], oracle: Oracle) -> Iterator[str]:
+def check_answers(clients: Clients, routers: Sequence[RouterHost], oracle: Oracle) -> Iterator[str]:
     """Every request ended once: with the right answer, or with a clean error; unless its router went down."""
     by_name = {router.name: router for router in routers}
     if clients.open:
@@ -35,7 +35,7 @@ def check_answers(clients: Clients, routers: Sequence[SimulatedRouter], oracle: 
             yield f"{where}: it ended with neither an answer nor an error: {sent.reply}"
 
 
-def _find_fault(sent: SentRequest, right: RightAnswer) -> str | None:
+def _find_fault(sent: PlayedRequest, right: RightAnswer) -> str | None:
     """Return what is wrong with an answer as far as it goes; None: nothing."""
     text, finish, usage = "", None, None
     for chunk in sent.reply.chunks() if sent.reply.status == 200 else ():
@@ -56,7 +56,7 @@ def _find_fault(sent: SentRequest, right: RightAnswer) -> str | None:
     return None
 
 
-def check_quiet(routers: Sequence[SimulatedRouter], engines: Sequence[SimulatedEngine]) -> Iterator[str]:
+def check_quiet(routers: Sequence[RouterHost], engines: Sequence[EngineHost]) -> Iterator[str]:
     """Nothing is under way: all books are empty, and every router knows exactly what each engine holds."""
     for engine in engines:
         if engine.busy:
@@ -100,7 +100,7 @@ def _targets(app: App) -> list[Target]:
     return [target for instance in app.core.scheduler.fleet for target in instance.targets.values()]
 
 
-def _check_index(app: App, engines: Sequence[SimulatedEngine]) -> Iterator[str]:
+def _check_index(app: App, engines: Sequence[EngineHost]) -> Iterator[str]:
     indexer = app.core.scheduler.indexer
     for engine in engines:
         instance = next(one for one in app.core.scheduler.fleet if one.config.url == engine.url)
@@ -118,7 +118,7 @@ def _check_index(app: App, engines: Sequence[SimulatedEngine]) -> Iterator[str]:
 
 
 def check_counters(
-    clients: Clients, routers: Sequence[SimulatedRouter], engines: Sequence[SimulatedEngine], oracle: Oracle
+    clients: Clients, routers: Sequence[RouterHost], engines: Sequence[EngineHost], oracle: Oracle
 ) -> Iterator[str]:
     """Clients, routers and engines agree on what was answered. Call it when all have stopped."""
     lives = [app for router in routers for app in router.lives]

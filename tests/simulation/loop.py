@@ -25,7 +25,7 @@ class NothingLeft(Exception):
     """No timer, no packet and no callback is left, so the simulated world would wait forever."""
 
 
-class Watched(Protocol):
+class Watchable(Protocol):
     """A simulated socket that the loop can watch."""
 
     def watch(self, handle: asyncio.Handle | None) -> bool:
@@ -54,7 +54,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         super().__init__()
         self._timeline = self._selector = _Timeline()
         self._rng = rng
-        self._descriptors: list[Watched] = []
+        self._descriptors: list[Watchable] = []
         self.trouble: list[dict[str, Any]] = []  # contexts of `call_exception_handler`
         self.set_exception_handler(lambda _, context: self.trouble.append(context))
 
@@ -102,21 +102,21 @@ class VirtualLoop(asyncio.BaseEventLoop):
     ) -> tuple[asyncio.Transport, Any]:
         protocol = protocol_factory()
         sock.end.attach(protocol)
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # the caller goes on in a later turn of the loop, as after a real accept
         return sock.end, protocol
 
-    def add_descriptor(self, watched: Watched) -> int:
+    def add_descriptor(self, watched: Watchable) -> int:
         """Return a file descriptor for something that can be readable."""
         self._descriptors.append(watched)
         return len(self._descriptors) - 1
 
-    def add_reader(self, fd: int | Watched, callback: Callable[..., Any], *args: Any) -> None:  # type: ignore[override]
+    def add_reader(self, fd: int | Watchable, callback: Callable[..., Any], *args: Any) -> None:  # type: ignore[override]
         self._find(fd).watch(asyncio.Handle(callback, args, self))
 
-    def remove_reader(self, fd: int | Watched) -> bool:  # type: ignore[override]
+    def remove_reader(self, fd: int | Watchable) -> bool:  # type: ignore[override]
         return self._find(fd).watch(None)
 
-    def _find(self, fd: int | Watched) -> Watched:
+    def _find(self, fd: int | Watchable) -> Watchable:
         return self._descriptors[fd] if isinstance(fd, int) else fd
 
 

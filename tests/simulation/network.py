@@ -1,6 +1,6 @@
 """An in-memory network between named hosts, with latency, segments of random size, and links that fail.
 
-    host --- Link ---- host        up; stalled: packets wait until it heals; refused: what is open is reset, and
+    host -- HostLink -- host       up; stalled: packets wait until it heals; refused: what is open is reset, and
                                    connections are refused
     End ==== Pipe ==== End         one connection: an asyncio transport on each host, a pipe for each direction
 
@@ -40,7 +40,7 @@ async def run_on_host(host: str, work: Coroutine[Any, Any, T]) -> T:
     return await asyncio.get_running_loop().create_task(work, context=context)
 
 
-class Link:
+class HostLink:
     """The way between two hosts. `slow` stretches its latency."""
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Link:
 class Pipe:
     """One direction of a connection: packets arrive in order, each after the link's latency."""
 
-    def __init__(self, network: Network, link: Link, name: str, segment_bytes: int) -> None:
+    def __init__(self, network: Network, link: HostLink, name: str, segment_bytes: int) -> None:
         self._network = network
         self._link = link
         self._name = name
@@ -104,7 +104,7 @@ class Accepted(NamedTuple):
         self.end.abort()
 
 
-class Listener:
+class SimulatedListener:
     """A listening socket: `accept` as of a real one, `watch` instead of a selector."""
 
     def __init__(self, network: Network, host: str, port: int) -> None:
@@ -159,7 +159,7 @@ class Listener:
 class SimulatedServer:
     """What `create_server` returns: it accepts every connection at once."""
 
-    def __init__(self, listener: Listener, factory: Callable[[], asyncio.BaseProtocol]) -> None:
+    def __init__(self, listener: SimulatedListener, factory: Callable[[], asyncio.BaseProtocol]) -> None:
         self.sockets = (listener,)
         self._factory = factory
         listener.watch(asyncio.Handle(self._accept, (), asyncio.get_running_loop()))
@@ -179,17 +179,17 @@ class Network:
         self.rng = rng
         self.trace = xxhash.xxh3_128()
         self.packets = 0
-        self._links: dict[tuple[str, str], Link] = {}
-        self._listeners: dict[tuple[str, int], Listener] = {}
-        self._ends: dict[End, Link] = {}
+        self._links: dict[tuple[str, str], HostLink] = {}
+        self._listeners: dict[tuple[str, int], SimulatedListener] = {}
+        self._ends: dict[End, HostLink] = {}
         self._down: set[str] = set()
         self._next_port = FIRST_PORT
 
-    def link(self, one: str, other: str) -> Link:
+    def link(self, one: str, other: str) -> HostLink:
         """Return the link between two hosts."""
-        return self._links.setdefault((min(one, other), max(one, other)), Link())
+        return self._links.setdefault((min(one, other), max(one, other)), HostLink())
 
-    def latency_s(self, link: Link) -> float:
+    def latency_s(self, link: HostLink) -> float:
         return MOST_LATENCY_S * link.slow * self.rng.below(1000) / 1000
 
     def record(self, name: str, packet: Packet) -> None:
@@ -230,7 +230,7 @@ class Network:
         """Connect the host to the network again."""
         self._down.discard(host)
 
-    def _ends_of(self, link: Link) -> list[End]:
+    def _ends_of(self, link: HostLink) -> list[End]:
         return [end for end, its in self._ends.items() if its is link]
 
     @property
@@ -239,21 +239,21 @@ class Network:
 
     # what the loop calls
 
-    def listen(self, host: str, port: int) -> Listener:
+    def listen(self, host: str, port: int) -> SimulatedListener:
         """Return a listener; port 0: the network chooses one. Raises OSError if the port is in use."""
         port = port or self._take_port()
         if (host, port) in self._listeners:
             raise OSError(errno.EADDRINUSE, f"{host}:{port} is in use")
-        listener = self._listeners[host, port] = Listener(self, host, port)
+        listener = self._listeners[host, port] = SimulatedListener(self, host, port)
         return listener
 
     def serve(self, factory: Callable[[], asyncio.BaseProtocol], host: str, port: int) -> SimulatedServer:
         """Accept all connections to `host` and `port`."""
         return SimulatedServer(self.listen(host, port), factory)
 
-    def forget(self, gone: Listener | End) -> None:
+    def forget(self, gone: SimulatedListener | End) -> None:
         """Forget a listener or an end that is closed."""
-        if isinstance(gone, Listener):
+        if isinstance(gone, SimulatedListener):
             del self._listeners[gone.address]
         else:
             self._ends.pop(gone, None)
@@ -284,7 +284,7 @@ class Network:
         client.attach(protocol)
         return client, protocol
 
-    async def _cross(self, link: Link) -> None:
+    async def _cross(self, link: HostLink) -> None:
         """Wait as long as a packet takes."""
         await asyncio.sleep(self.latency_s(link))
         while link.state == "stalled":
@@ -292,7 +292,7 @@ class Network:
             link.waiting.append(healed.set)
             await healed.wait()
 
-    def _pair(self, link: Link, near: tuple[str, int], far: tuple[str, int]) -> tuple[End, End]:
+    def _pair(self, link: HostLink, near: tuple[str, int], far: tuple[str, int]) -> tuple[End, End]:
         segment_bytes = SEGMENT_BYTES[self.rng.below(len(SEGMENT_BYTES))]
         pipes = [
             Pipe(self, link, f"{source[0]}:{source[1]}>{target[0]}:{target[1]}", segment_bytes)

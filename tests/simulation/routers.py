@@ -26,7 +26,7 @@ class SimulatedSockets(ListeningSockets):
         return [[self._network.listen(self._host, port)]]
 
 
-class SimulatedRouter:
+class RouterHost:
     """One router on a host of its own. `app` is None while it is down; `lives` are all processes so far."""
 
     def __init__(self, network: Network, name: str, config: dict[str, Any]) -> None:

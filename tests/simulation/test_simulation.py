@@ -12,16 +12,15 @@ import pytest
 from tests.paths import ROOT
 from tests.simulation.world import run_world
 
-MINUTES = 2.0
-FOUND_FAULTS: tuple[int, ...] = ()
-"""Seeds that have found a fault, at `MINUTES`."""
+MINUTES = 1.0
+SEEDS = (1, 2)  # a seed that finds a fault is added here
 
 
-@pytest.mark.parametrize("seed", [1, 2, *FOUND_FAULTS])
+@pytest.mark.parametrize("seed", SEEDS)
 def test_nothing_is_lost_whatever_fails(seed: int) -> None:
     run = run_world(seed, MINUTES)
     assert run.violations == []
-    assert run.finished > 20
+    assert run.finished > 10
     assert run.faults > 2
 
 

@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 from router.lab.rng import Rng
 from tests.paths import TOKENIZER
 from tests.simulation.clients import LONGEST_ANSWER, MODEL, PATIENCE_S, Clients
-from tests.simulation.engines import SimulatedEngine
+from tests.simulation.engines import EngineHost
 from tests.simulation.faults import DURATION_S, Faults
 from tests.simulation.invariants import KEPT_RECORDS, check_answers, check_counters, check_quiet, check_stopped
 from tests.simulation.loop import VirtualLoop
 from tests.simulation.machine import SECRET_ENV, simulated_machine
 from tests.simulation.network import Network
 from tests.simulation.oracle import Oracle
-from tests.simulation.routers import SimulatedRouter
+from tests.simulation.routers import RouterHost
 
 QUIET_S = 180.0  # without requests and faults, before anything is checked
 SESSIONS = 6
@@ -64,7 +64,7 @@ class _Errors(logging.Handler):
 
 
 class World:
-    """The parts of one run, on a loop of their own."""
+    """The parts of one run. `violations`: what does not hold at its end, in words."""
 
     def __init__(self, loop: VirtualLoop, seed: int, minutes: float) -> None:
         rng = Rng(seed)
@@ -73,10 +73,10 @@ class World:
         self._settings = Rng(rng.bits())
         self.network = loop.network
         count = 2 + self._settings.below(2)
-        self.engines = [SimulatedEngine(self.network, f"engine{n}", seed=n, **ENGINE) for n in range(count)]
+        self.engines = [EngineHost(self.network, f"engine{n}", seed=n, **ENGINE) for n in range(count)]
         names = [f"router{n}" for n in range(1 + self._settings.below(3))]
         config = self._config(names)
-        self.routers = [SimulatedRouter(self.network, name, config) for name in names]
+        self.routers = [RouterHost(self.network, name, config) for name in names]
         oracle = Oracle(self.engines[0].options)
         self.clients = Clients([router.name for router in self.routers], oracle, Rng(rng.bits()))
         self.faults = Faults(self.network, self.engines, self.routers, Rng(rng.bits()))
