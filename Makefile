@@ -55,10 +55,7 @@ test-deep: $(VENV)/.installed-test  ## try all properties with many new examples
 test-package: $(VENV)/.installed-test  ## build sdist and wheel, install the wheel without extras, and use it
 	$(BIN)/python -m pytest tests/package
 
-test-simulation: $(VENV)/.installed-test  ## run routers, engines and a network in virtual time with faults by seed (HOURS=10: some minutes)
-	$(BIN)/python -m tests.simulation $(HOURS) --seed $(SEED)
-
-abuse: $(VENV)/.installed-test  ## run the attacks that take seconds (`make abuse`: all)
+test-abuse: $(VENV)/.installed-test  ## run the attacks that take seconds (`make abuse`: all)
 	$(PYTEST) -m "$(HERE)" tests/abuse
 
 check: $(VENV)/.installed-test  ## run lint, format, types and import rules (under a minute)
@@ -111,7 +108,7 @@ screenshots: $(VENV)/.installed-test  ## make the pictures of the live page's do
 gameday: $(VENV)/.installed-test  ## kill, freeze and deceive engines under load, the short day (2 minutes)
 	$(BIN)/python -m pytest tests/gameday
 
-simulation: $(VENV)/.installed-test  ## run routers, engines and a network in virtual time with faults by seed (HOURS=10: some minutes)
+simulation: $(VENV)/.installed-test  ## run routers, engines and a network in virtual time with faults by seed (HOURS=10: 12 minutes)
 	$(BIN)/python -m tests.simulation $(HOURS) --seed $(SEED)
 
 abuse: $(VENV)/.installed-test  ## attack a running router in every known way and print what others notice (15 minutes)
