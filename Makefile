@@ -17,7 +17,9 @@ ELSEWHERE := $(TOOLS) $(SEVERAL) $(addprefix tests/,abuse browser clients docs g
 # of `make fuzz`
 TARGETS ?= client engine gateway zmtp peers token keys events snapshot body answer metrics engine_json config
 MINUTES ?= 10
-# of `make soak`
+# of `make simulation`, in virtual time
+HOURS ?= 10
+# of `make simulation` and `make soak`
 SEED ?= 1
 # JavaScript libraries of the live page, copied into the repository by `make vendor`
 VENDORED := uplot@1.6.32 preact@11.2.0 htm@3.1.1 axe-core@4.14.1
@@ -25,7 +27,7 @@ VENDORED := uplot@1.6.32 preact@11.2.0 htm@3.1.1 axe-core@4.14.1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run stack test check test-router test-tools test-workers test-deep test-package test-abuse test-pure test-stack test-stack-long test-gateway test-doctor test-rollout test-browser test-oracle test-clients gameday soak soak-short abuse fuzz audit bench bench-sim bench-sim-full compiled pure wheel dist lock reference protos docs docs-serve vendor screenshots clean
+.PHONY: help run stack test check test-router test-tools test-workers test-deep test-package test-abuse test-pure test-stack test-stack-long test-gateway test-doctor test-rollout test-browser test-oracle test-clients gameday soak soak-short simulation abuse fuzz audit bench bench-sim bench-sim-full compiled pure wheel dist lock reference protos docs docs-serve vendor screenshots clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -112,6 +114,9 @@ soak: $(VENV)/.installed-test  ## play faults that a seed draws against three ro
 
 soak-short: $(VENV)/.installed-test  ## the same for 10 minutes
 	$(BIN)/python -m router gameday soak-short --seed $(SEED) --folder build/soak-short --json build/soak-short.json
+
+simulation: $(VENV)/.installed-test  ## run routers, engines and a network in virtual time with faults by seed (HOURS=10: 12 minutes)
+	$(BIN)/python -m tests.simulation $(HOURS) --seed $(SEED)
 
 abuse: $(VENV)/.installed-test  ## attack a running router in every known way and print what others notice (15 minutes)
 	$(BIN)/python -m pytest tests/abuse

@@ -35,12 +35,12 @@ class Tasks:
     def __init__(self, owner: str) -> None:
         self.owner = owner
         self.restarts = 0
-        self._running: set[asyncio.Task[Any]] = set()
+        self._running: dict[asyncio.Task[Any], None] = {}  # in the order of their start, in which they are cancelled
 
     def spawn(self, name: str, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Start `work`. Its failure is logged."""
         task = asyncio.create_task(work, name=f"{self.owner}:{name}")
-        self._running.add(task)
+        self._running[task] = None
         task.add_done_callback(self._on_done)
         return task
 
@@ -61,7 +61,7 @@ class Tasks:
             pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
 
     def _on_done(self, task: asyncio.Task[Any]) -> None:
-        self._running.discard(task)
+        self._running.pop(task, None)
         if not task.cancelled() and (failure := task.exception()) is not None:
             log.error("task %s failed", task.get_name(), exc_info=failure)
 
@@ -75,11 +75,11 @@ class Tasks:
         """Cancel all tasks and wait until they have ended. Tasks that still run after `again_s` are cancelled
         again: libraries that use asyncio.wait_for occasionally lose a cancellation (Python 3.11).
         """
-        running = set(self._running)
+        running = list(self._running)
         while running:
             for task in running:
                 task.cancel()
-            _, running = await asyncio.wait(running, timeout=again_s)
-            if running:
+            _, left = await asyncio.wait(running, timeout=again_s)
+            if running := [task for task in running if task in left]:
                 names = ", ".join(sorted(task.get_name() for task in running))
                 log.warning("cancelled %g s ago and still running: %s; cancelling again", again_s, names)

@@ -98,7 +98,7 @@ class StuckEngines:
     def __init__(self, fleet: Fleet, clock: Clock) -> None:
         self._fleet = fleet
         self._clock = clock
-        self._attempts: dict[Target, set[OpenAttempt]] = {}
+        self._attempts: dict[Target, dict[OpenAttempt, None]] = {}  # in the order of their beginnings
         self._stuck: set[Target] = set()  # of which the log has a line
 
     def watch(self, request: Request, ticket: Ticket, watch: AttemptWatch, handle: ExchangeHandle) -> OpenAttempt:
@@ -108,14 +108,14 @@ class StuckEngines:
     def add(self, attempt: OpenAttempt) -> None:
         """Know an attempt that begins."""
         if (attempts := self._attempts.get(attempt.target)) is None:
-            attempts = self._attempts[attempt.target] = set()
-        attempts.add(attempt)
+            attempts = self._attempts[attempt.target] = {}
+        attempts[attempt] = None
 
     def remove(self, attempt: OpenAttempt) -> None:
         """Forget an attempt that has ended."""
         attempt.count_prefill()
         attempts = self._attempts[attempt.target]
-        attempts.discard(attempt)
+        attempts.pop(attempt, None)
         if not attempts:
             del self._attempts[attempt.target]
             attempt.target.progress.rest()
@@ -132,7 +132,7 @@ class StuckEngines:
         for target, attempts in list(self._attempts.items()):
             self._check(target, attempts, now)
 
-    def _check(self, target: Target, attempts: set[OpenAttempt], now: float) -> None:
+    def _check(self, target: Target, attempts: dict[OpenAttempt, None], now: float) -> None:
         progress, breaker, model = target.progress, target.breaker, target.latency_model
         speed = model.speed(now)
         for attempt in attempts:

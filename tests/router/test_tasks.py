@@ -67,6 +67,23 @@ async def test_closing_cancels_and_awaits_everything(caplog: pytest.LogCaptureFi
     assert caplog.text == ""
 
 
+async def test_tasks_are_cancelled_in_the_order_of_their_start() -> None:
+    ended: list[int] = []
+
+    async def work(number: int) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(number)
+
+    owner = Tasks("feeds")
+    for number in range(50):
+        owner.spawn("work", work(number))
+    await asyncio.sleep(0)
+    await owner.close()
+    assert ended == list(range(50))
+
+
 async def test_what_should_never_end_is_started_again(pauses: list[float], caplog: pytest.LogCaptureFixture) -> None:
     runs = 0
     well = asyncio.Event()

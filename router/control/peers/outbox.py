@@ -22,12 +22,12 @@ class Outbox:
     def __init__(self, share_of: ShareOf, wake: Callable[[], None]) -> None:
         self._share_of = share_of
         self._wake = wake
-        self._booked: set[TargetId] = set()
+        self._booked: dict[TargetId, None] = {}  # in the order of their first booking
         self._messages: list[Message] = []
         self._awake = False
 
     def report_load(self, target: TargetId) -> None:
-        self._booked.add(target)
+        self._booked[target] = None
         if not self._awake:
             self._awake = True
             self._wake()

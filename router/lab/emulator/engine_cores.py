@@ -11,11 +11,9 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 
-import zmq
-
 from router.clock import Clock
 from router.errors import WarmrouteError
-from router.lab.emulator.kv_publisher import KvPublisher
+from router.lab.emulator.kv_publisher import EventSockets, KvPublisher
 from router.lab.emulator.options import EngineFaults, EngineOptions
 from router.lab.emulator.store_client import EmulatedStoreClient
 from router.lab.simulator.engine_types import (
@@ -214,19 +212,26 @@ class EngineCore:
 
 
 class EngineCores:
-    """All ranks of a server, and vLLM's rank selection for a request that names no rank."""
+    """All ranks of a server, and vLLM's rank selection for a request that names no rank. `sockets` are those of their
+    publishers, closed by `close`.
+    """
 
     def __init__(
-        self, options: EngineOptions, shape: EngineShape, clock: Clock, store: EmulatedStoreClient | None
+        self,
+        options: EngineOptions,
+        shape: EngineShape,
+        clock: Clock,
+        store: EmulatedStoreClient | None,
+        sockets: EventSockets,
     ) -> None:
         self.faults = options.faults
         self.adapters = shape.adapters
         self._tasks = Tasks(f"engine {options.name}")
-        self._context = zmq.Context()
+        self._sockets = sockets
         self.all: list[EngineCore] = []
         for rank in range(options.ranks):
             publisher = (
-                KvPublisher(self._context, options, rank, clock, lambda: self.faults)
+                KvPublisher(sockets, options, rank, clock, lambda: self.faults)
                 if options.events and options.prefix_caching
                 else None
             )
@@ -273,4 +278,4 @@ class EngineCores:
         await self._tasks.close()
         for publisher in self._publishers:
             publisher.close()
-        self._context.term()
+        self._sockets.close()

@@ -59,12 +59,28 @@ class AdapterNumbers(dict[str, int]):
         return number
 
 
+class EventSockets:
+    """Makes the sockets of an engine's publishers. Call `close` when all of them are closed."""
+
+    def __init__(self) -> None:
+        self._context = zmq.Context()
+
+    def open_live(self) -> zmq.Socket[bytes]:
+        return self._context.socket(zmq.PUB)
+
+    def open_replay(self) -> zmq.asyncio.Socket:
+        return zmq.asyncio.Socket(self._context, zmq.ROUTER)
+
+    def close(self) -> None:
+        self._context.term()
+
+
 class KvPublisher:
     """Event publisher that binds its sockets when created; `close` frees the ports. `publish` never blocks."""
 
     def __init__(
         self,
-        context: zmq.Context[zmq.Socket[bytes]],
+        sockets: EventSockets,
         options: EngineOptions,
         rank: int,
         clock: Clock,
@@ -80,8 +96,8 @@ class KvPublisher:
         self._sequence = 0
         self._replay_buffer: deque[tuple[int, bytes]] = deque(maxlen=options.replay_steps)
         self._delayed: Frames | None = None  # a message that the next one will overtake
-        self._live: zmq.Socket[bytes] = context.socket(zmq.PUB)
-        self._replay = zmq.asyncio.Socket(context, zmq.ROUTER)
+        self._live = sockets.open_live()
+        self._replay = sockets.open_replay()
         self.endpoint = self._open_live(options.events_endpoint)
         self.replay_endpoint = self._bind(self._replay, options.replay_port) if options.replay else None
 

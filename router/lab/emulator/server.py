@@ -20,6 +20,7 @@ from router.lab.emulator.app import EmulatorApp
 from router.lab.emulator.engine_cores import EngineCores
 from router.lab.emulator.http_server import EmulatorListener
 from router.lab.emulator.kv_connectors import KvConnectors
+from router.lab.emulator.kv_publisher import EventSockets
 from router.lab.emulator.options import EngineOptions
 from router.lab.emulator.vocabulary import DATA, Vocabulary, load_vocabulary
 from router.lab.simulator.engine_types import EngineShape
@@ -27,14 +28,17 @@ from router.tasks import Tasks
 
 
 class EmulatedServer:
-    """Emulated server that listens while entered. Creating or entering it raises OSError when a port is in use."""
+    """Emulated server that listens while entered. Creating or entering it raises OSError when a port is in use.
+    `sockets` are those of its event publishers; None: real ones.
+    """
 
-    def __init__(self, options: EngineOptions, clock: Clock) -> None:
+    def __init__(self, options: EngineOptions, clock: Clock, sockets: EventSockets | None = None) -> None:
         vocabulary = load_vocabulary(Path(options.tokenizer) if options.tokenizer else DATA)
         self.options = options
         self._tasks = Tasks(f"engine {options.name}")
         self.connectors = KvConnectors(options, self._tasks)
-        self.cores = EngineCores(options, _engine_shape(options, vocabulary), clock, self.connectors.store)
+        shape, store = engine_shape(options, vocabulary), self.connectors.store
+        self.cores = EngineCores(options, shape, clock, store, sockets or EventSockets())
         self.app = EmulatorApp(options, vocabulary, self.cores, self.connectors, clock, self._tasks)
         headers = [(b"date", formatdate(clock.wall(), usegmt=True).encode()), (b"server", b"uvicorn")]
         tls = _tls_context(options)
@@ -84,7 +88,8 @@ def run_engine(options: EngineOptions) -> None:
     run_service(lambda: EmulatedServer(options, SystemClock()), options.parent_pid)
 
 
-def _engine_shape(options: EngineOptions, vocabulary: Vocabulary) -> EngineShape:
+def engine_shape(options: EngineOptions, vocabulary: Vocabulary) -> EngineShape:
+    """Return the size and speed of each rank of an engine with these options."""
     return EngineShape(
         block_tokens=options.block_tokens,
         blocks=options.blocks,

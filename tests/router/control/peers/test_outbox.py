@@ -65,6 +65,14 @@ def test_the_sum_of_all_but_some() -> None:
     assert loads.total(B) == NO_SHARE
 
 
+def test_loads_are_sent_in_the_order_of_their_first_booking() -> None:
+    targets = [TargetId(f"{n}/0") for n in range(50)]
+    outbox = Outbox(lambda _: NO_SHARE, lambda: None)
+    for target in (*targets, *reversed(targets)):
+        outbox.report_load(target)
+    assert outbox.take() == [LoadMessage(target, NO_SHARE) for target in targets]
+
+
 def test_the_latest_report_counts() -> None:
     loads = ReportedLoads()
     loads.put("a", A, WorkerShare(requests=5))

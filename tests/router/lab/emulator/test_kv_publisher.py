@@ -12,7 +12,7 @@ import zmq.asyncio
 
 from router.clock import ManualClock
 from router.kvcache.events import BlocksRemoved, EngineHash, Tier
-from router.lab.emulator.kv_publisher import END, KvPublisher
+from router.lab.emulator.kv_publisher import END, EventSockets, KvPublisher
 from router.lab.emulator.options import EngineFaults, EngineOptions
 from router.tasks import Tasks
 
@@ -60,10 +60,11 @@ class Bench:
 @asynccontextmanager
 async def bench(**options: Any) -> AsyncIterator[Bench]:
     context: zmq.Context[Any] = zmq.Context()
+    sockets = EventSockets()
     tasks = Tasks("test")
     holder: list[Bench] = []
     publisher = KvPublisher(
-        context, EngineOptions(**options), options.get("ranks", 1) - 1, ManualClock(wall=8.5), lambda: holder[0].faults
+        sockets, EngineOptions(**options), options.get("ranks", 1) - 1, ManualClock(wall=8.5), lambda: holder[0].faults
     )
     subscriber = zmq.asyncio.Socket(context, zmq.SUB)
     subscriber.connect(publisher.endpoint.replace("*", "127.0.0.1"))
@@ -82,6 +83,7 @@ async def bench(**options: Any) -> AsyncIterator[Bench]:
         publisher.close()
         subscriber.close(linger=0)
         context.term()
+        sockets.close()
 
 
 def sequences(answers: Sequence[Sequence[bytes]]) -> list[int]:

@@ -1,0 +1,44 @@
+"""The machine below a simulated world: randomness, threads and ZeroMQ come from the world's seed and loop.
+
+Processes draw secrets, run ids and UUIDs from the operating system, hand work to thread pools, and exchange messages
+by libzmq. All three are replaced where Python reaches them, so that the product's own code, compiled or not, and its
+other libraries are unchanged.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import zmq
+
+from router.lab.rng import Rng
+from tests.simulation.loop import VirtualLoop
+from tests.simulation.peer_sockets import SimulatedContext
+
+SECRET_ENV = "SIMULATED_REPLICAS_SECRET"  # the name of the variable
+
+
+@contextmanager
+def simulated_machine(rng: Rng, loop: VirtualLoop) -> Iterator[None]:
+    """Draw all randomness from `rng`, and run threads and ZeroMQ on `loop`, while entered."""
+
+    def urandom(size: int) -> bytes:
+        return b"".join(rng.bits().to_bytes(8, "little") for _ in range(-(-size // 8)))[:size]
+
+    def submit(pool: ThreadPoolExecutor, work: Any, /, *args: Any, **named: Any) -> Any:
+        return loop.submit(lambda: work(*args, **named))
+
+    with (
+        patch.object(os, "urandom", urandom),
+        patch.object(random, "_urandom", urandom),
+        patch.object(ThreadPoolExecutor, "submit", submit),
+        patch.object(zmq, "Context", lambda: SimulatedContext(loop.network)),
+        patch.dict(os.environ, {SECRET_ENV: "the secret of simulated routers"}),
+    ):
+        yield
