@@ -91,7 +91,7 @@ async def test_killed_routers_and_workers_leave_nothing(tmp_path: Path) -> None:
     day, report = tmp_path / "day.yaml", tmp_path / "day.json"
     day.write_text(SEVERAL, encoding="utf-8")
     process = await asyncio.create_subprocess_exec(
-        *command(day, "--json", report, "--folder", tmp_path / "kept"), cwd=ROOT, stdout=asyncio.subprocess.PIPE
+        *command(day, "--json", report, "--folder", "kept"), cwd=tmp_path, stdout=asyncio.subprocess.PIPE
     )
     text, _ = await asyncio.wait_for(process.communicate(), LONG_S)
     assert process.returncode == 0, text.decode()

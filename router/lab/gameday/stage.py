@@ -45,7 +45,7 @@ class Stage:
 
     def __init__(self, script: GamedayFile, folder: Path) -> None:
         self.script = script
-        self.folder = folder
+        self.folder = folder.resolve()  # paths in a configuration are relative to its file
         self.relays: dict[int, list[TcpRelay]] = {}  # by number of the engine
         self.http = httpx.AsyncClient(timeout=5.0, trust_env=False)
         self._fleet: EmbeddedFleet
