@@ -16,6 +16,7 @@ from router.config.sections.listeners import LimitsConfig
 from router.control.core import build_scheduler
 from router.fleet.engine_facts import EventEndpoint, Gauges, ModelCard
 from router.fleet.instance import Target
+from router.kvcache.event_sequencer import UNANNOUNCED
 from router.kvcache.events import Key, TargetId, Tier
 from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.prompt import Endpoint, Prompt, Text
@@ -460,6 +461,54 @@ def test_broken_promises_cost_the_stream_its_trust_and_kept_ones_bring_it_back()
         assert ticket.attempt.predicted_tokens == 36, "the promise is still watched"
         house.answer(ticket, cached=36)
     assert target.overlap_accuracy.trusted
+
+
+@pytest.mark.parametrize("announced", [True, False], ids=["announced anew", "evicted before its prefill"])
+def test_blocks_that_an_answer_proves_gone_make_the_index_of_the_target_worthless(
+    announced: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    house = House(count=1)
+    other = [*range(500, 540)]
+    house.stored("a/0")
+    house.stored("a/0", other)
+    for answers in (1, 2):
+        ticket = house.admit()
+        assert ticket.attempt.predicted_tokens == 36
+        if announced:
+            house.stored("a/0")
+        house.answer(ticket, cached=0)
+        contradictions = house.target("a/0").overlap_accuracy.contradictions
+        assert contradictions == (announced and answers == 2)
+    assert house.target("a/0").overlap_accuracy.trusted
+    assert ("answers contradict its events" in caplog.text) == announced
+    held = house.core.indexer.held_tokens(TargetId("a/0"), 4, trusted=True)
+    assert held == (None if announced else 80), "what it still holds of the other prompt is unknown, not nothing"
+    stream = house.core.indexer.sequencer(TargetId("a/0"))
+    assert stream is not None
+    assert stream.joined_late == announced
+
+
+def test_a_stream_that_stopped_is_noticed_by_answers_and_what_was_sent_counts(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    house = House(count=1)
+    house.stored("a/0")
+    stream = house.core.indexer.sequencer(TargetId("a/0"))
+    assert stream is not None
+    house.clock.advance(1.0)
+    new = [prompt_of([*range(1000 * n, 1000 * n + 40)]) for n in range(1, UNANNOUNCED + 2)]
+    for known in new[:UNANNOUNCED]:
+        assert not stream.silent
+        house.answer(house.admit(known), cached=0, after_s=1.0)
+    assert stream.silent
+    assert "its events stopped" in caplog.text
+    assert house.expected("a/0") == 36, "the index is kept"
+    house.answer(house.admit(new[-1]), cached=0, after_s=1.0)
+    again = house.admit(new[-1])
+    assert again.attempt.expected_tokens == 36
+    house.answer(again, cached=36)
+    house.stored("a/0", [*range(1000, 1040)])
+    assert not stream.silent
 
 
 def test_an_engine_that_drafts_keeps_its_stream_s_trust_and_is_promised_a_block_less() -> None:
