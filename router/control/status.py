@@ -288,7 +288,6 @@ class Status:
                 "broken": target.overlap_accuracy.overestimated,
                 "missed": target.overlap_accuracy.underestimated,
                 "contradictions": target.overlap_accuracy.contradictions,
-                "silent": sequencer is not None and sequencer.silent,
                 "alarm": target.overlap_accuracy.alarm if listening else None,
             },
             "stream": describe_stream(stream, target.events, now),
@@ -324,6 +323,7 @@ def describe_stream(stream: EventStream | None, source: EventEndpoint | None, no
         return None
     return {
         "state": sequencer.state,
+        "silent": sequencer.silent,
         "joined_late": sequencer.joined_late,
         "turned_over": stream.turned_over,
         "last_seq": sequencer.last_seq,

@@ -9,6 +9,7 @@ from router.operate.doctor.finding import FleetFinding
 from router.operate.doctor.subject import Json, RouterAnswers, Subject
 
 SLOW = 1.5  # how many times slower than usual, as the alert WarmrouteEngineSlow has it
+GUESSES = "the router guesses from what it sent there, and loses hits"
 DISTRUSTED = "its events are ignored, so hits there are guesses"
 
 
@@ -46,54 +47,62 @@ def check_instances(subject: Subject) -> Iterator[FleetFinding]:
 
 
 def check_targets(subject: Subject) -> Iterator[FleetFinding]:
-    """Breakers are closed, event streams trusted, and the hits of real requests predicted."""
+    """Targets make progress at their usual speed, breakers are closed, event streams trusted, and the hits of real
+    requests predicted.
+    """
     for _, one in _instances(subject):
         for target in one.get("targets", ()):
             at = (str(target["id"]),)
-            stream, promises = target.get("stream"), target.get("promises") or {}
-            if (stuck := target.get("stuck")) is not None:
-                why = "it gets no requests, and those that it had are moved where another engine can take them"
-                change = "restart it, after a stack dump (py-spy dump, cuda-gdb): its health probe may not show this"
-                yield FleetFinding("fault", f"it is stuck: {stuck}", why, change, at)
-            if (slowdown := target.get("slowdown", 1.0)) >= SLOW:
-                why = "it gets fewer requests, and those that it gets wait longer"
-                change = "compare nvidia-smi (clocks, throttling, Xid errors) and the CPU of its host with its peers"
-                yield FleetFinding("warning", f"is {slowdown:.1f} times slower than it was", why, change, at)
-            if target.get("breaker") == "open":
-                why, change = "it gets no requests", "look at its log: three requests in a row failed there"
-                yield FleetFinding("fault", "its circuit breaker is open", why, change, at)
-            if stream is not None and stream["state"] == "lost" and one["state"] == "ready":
-                why = "the router guesses from what it sent there, and loses hits"
-                change = "see events.reachable, events.arriving; the router must reach the ports"
-                yield FleetFinding("fault", f"its event stream is {stream['state']} in the router", why, change, at)
-            if stream is not None and stream["joined_late"] and (unplaced := stream.get("keyless_blocks")):
-                yield FleetFinding(
-                    "warning",
-                    f"caches {unplaced} blocks after prompts that the router never saw announced",
-                    "the router joined late: hits there are found only as requests show them",
-                    "index.snapshot_file, and engines with more buffer_steps, so that a restart misses nothing",
-                    at,
-                )
-            if stream is not None and stream["replay_silent"]:
-                what = f"replay requests to {stream['replay_endpoint']} are not answered to the router"
-                why = "one lost message, or a restart of the router, makes it forget everything that the engine holds"
-                change = "open that port between router and engine, or mend replay_endpoint"
-                yield FleetFinding("fault", what, why, change, at)
-            if promises.get("alarm"):
-                change = "see tokens.agree, events.arriving and hits.agree"
-                yield FleetFinding("fault", str(promises["alarm"]), "its hits are not used", change, at)
-            elif promises.get("silent"):
-                why = "the router guesses from what it sent there, and loses hits"
-                change = "see events.arriving; restart the engine if its publisher is dead"
-                yield FleetFinding(
-                    "fault", "computes new blocks and announces none: its events stopped", why, change, at
-                )
-            elif promises.get("trusted") is False:
-                why = "requests are sent for hits that do not happen; now it is guessed what is cached there"
-                change = "see events.replay; if its cache is too small, docs/plan/capacity.md"
-                yield FleetFinding(
-                    "fault", "delivers less than its events promise, so they are not trusted", why, change, at
-                )
+            yield from _judge_progress(target, at)
+            if (stream := target.get("stream")) is not None:
+                yield from _judge_stream(stream, at, ready=one["state"] == "ready")
+            yield from _judge_promises(target.get("promises") or {}, at)
+
+
+def _judge_progress(target: Json, at: tuple[str, ...]) -> Iterator[FleetFinding]:
+    if (stuck := target.get("stuck")) is not None:
+        why = "it gets no requests, and those that it had are moved where another engine can take them"
+        change = "restart it, after a stack dump (py-spy dump, cuda-gdb): its health probe may not show this"
+        yield FleetFinding("fault", f"it is stuck: {stuck}", why, change, at)
+    if (slowdown := target.get("slowdown", 1.0)) >= SLOW:
+        why = "it gets fewer requests, and those that it gets wait longer"
+        change = "compare nvidia-smi (clocks, throttling, Xid errors) and the CPU of its host with its peers"
+        yield FleetFinding("warning", f"is {slowdown:.1f} times slower than it was", why, change, at)
+    if target.get("breaker") == "open":
+        why, change = "it gets no requests", "look at its log: three requests in a row failed there"
+        yield FleetFinding("fault", "its circuit breaker is open", why, change, at)
+
+
+def _judge_stream(stream: Json, at: tuple[str, ...], *, ready: bool) -> Iterator[FleetFinding]:
+    if stream["state"] == "lost" and ready:
+        change = "see events.reachable, events.arriving; the router must reach the ports"
+        yield FleetFinding("fault", f"its event stream is {stream['state']} in the router", GUESSES, change, at)
+    if stream.get("silent"):
+        what = "its event stream stopped: it announces no new blocks"
+        yield FleetFinding("fault", what, GUESSES, "see events.arriving; restart it if its publisher is dead", at)
+    if stream["joined_late"] and (unplaced := stream.get("keyless_blocks")):
+        yield FleetFinding(
+            "warning",
+            f"caches {unplaced} blocks after prompts that the router never saw announced",
+            "the router joined late: hits there are found only as requests show them",
+            "index.snapshot_file, and engines with more buffer_steps, so that a restart misses nothing",
+            at,
+        )
+    if stream["replay_silent"]:
+        what = f"replay requests to {stream['replay_endpoint']} are not answered to the router"
+        why = "one lost message, or a restart of the router, makes it forget everything that the engine holds"
+        change = "open that port between router and engine, or mend replay_endpoint"
+        yield FleetFinding("fault", what, why, change, at)
+
+
+def _judge_promises(promises: Json, at: tuple[str, ...]) -> Iterator[FleetFinding]:
+    if promises.get("alarm"):
+        change = "see tokens.agree, events.arriving and hits.agree"
+        yield FleetFinding("fault", str(promises["alarm"]), "its hits are not used", change, at)
+    elif promises.get("trusted") is False:
+        why = "requests are sent for hits that do not happen; now it is guessed what is cached there"
+        change = "see events.replay; if its cache is too small, docs/plan/capacity.md"
+        yield FleetFinding("fault", "delivers less than its events promise, so they are not trusted", why, change, at)
 
 
 def check_sources(subject: Subject) -> Iterator[FleetFinding]:

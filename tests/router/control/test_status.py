@@ -138,14 +138,13 @@ def test_a_target_with_its_load_speed_promises_and_stream(router: RouterParts) -
         "broken": 0,
         "missed": 0,
         "contradictions": 0,
-        "silent": False,
         "alarm": None,
     }
     stream = target["stream"]
     assert stream.pop("bytes") > 0
     assert stream == {
-        "state": "live", "joined_late": False, "turned_over": False, "last_seq": 0, "silent_s": 0.5, "lag_s": 1.0,
-        "events": 1, "gaps": 0, "replays": 0, "replay_endpoint": None, "replay_silent": False,
+        "state": "live", "silent": False, "joined_late": False, "turned_over": False, "last_seq": 0, "silent_s": 0.5,
+        "lag_s": 1.0, "events": 1, "gaps": 0, "replays": 0, "replay_endpoint": None, "replay_silent": False,
         "restarts": 0, "duplicates": 0, "malformed": 0, "overfull": 0, "skipped": {"group": 1},
         "blocks": {"gpu": 5, "cpu": 0, "disk": 0}, "orphans": 0,
             "keyless_blocks": 0, "recalled_blocks": 0,

@@ -22,6 +22,9 @@ WELL = {
 }
 
 
+LIVE = {"state": "live", "silent": False, "joined_late": False, "replay_silent": False}
+
+
 def whats(*replicas: dict[str, Any]) -> list[str]:
     found = [*check_replicas(Subject(routers=[RouterAnswers(URL, replicas=[*replicas])]))]
     assert all(finding.severity == "fault" and finding.at == (URL,) for finding in found)
@@ -36,6 +39,27 @@ def test_a_stream_joined_late_is_named_while_blocks_wait_for_a_parent() -> None:
     assert found.what == "caches 12 blocks after prompts that the router never saw announced"
     stream["keyless_blocks"] = 0
     assert list(check_targets(Subject(routers=[router]))) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "severity", "what"),
+    [
+        ({"slowdown": 1.4}, None, ""),
+        ({"slowdown": 4.83}, "warning", "is 4.8 times slower than it was"),
+        ({"stuck": "no progress for 4.0 s"}, "fault", "it is stuck: no progress for 4.0 s"),
+        (
+            {"stream": LIVE | {"silent": True}},
+            "fault",
+            "its event stream stopped: it announces no new blocks",
+        ),
+        ({"promises": {"trusted": False}}, "fault", "delivers less than its events promise, so they are not trusted"),
+    ],
+)
+def test_what_a_router_found_out_about_a_target(changes: dict[str, Any], severity: str | None, what: str) -> None:
+    target = {"id": "a/0", "stream": LIVE, "promises": {}, "breaker": "closed", "slowdown": 1.0} | changes
+    router = RouterAnswers(URL, instances=[{"id": "a", "state": "ready", "targets": [target]}])
+    found = [(one.severity, one.what, one.at) for one in check_targets(Subject(routers=[router]))]
+    assert found == ([] if severity is None else [(severity, what, ("a/0",))])
 
 
 def test_replicas_that_reach_each_other_and_agree_are_no_finding() -> None:
