@@ -26,7 +26,7 @@ from scorers.contract import Speed
 FLOOR_S = 3.0
 UNLEARNED_S = 30.0
 MARGIN = 3.0
-SLOWDOWN = 8.0  # clearly more than what prices can express: a slower engine is of no use beside others
+SLOWDOWN = 6.0  # a slower engine is of no use beside others; up to here prices suffice
 LEARNED = 3  # samples of the prefill curve, or of the decode step
 MOST_S = 0.5
 FRESH_S = 1.5  # age up to which a metrics page without more tokens is evidence
