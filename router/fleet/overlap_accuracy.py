@@ -43,8 +43,8 @@ class OverlapAccuracy:
     """The accuracy of one target. Predicted tokens include the GPU and slower local tiers, capped as engines do."""
 
     __slots__ = (
-        *("_believed", "_missed_in_row", "_news", "_recent", "_short_in_row", "_since_proof", "confirmed"),
-        *("contradictions", "drafts", "overestimated", "trusted", "underestimated"),
+        *("_missed_in_row", "_news", "_recent", "_short_in_row", "_since_proof", "confirmed", "contradictions"),
+        *("drafts", "overestimated", "trusted", "underestimated"),
     )
 
     def __init__(self) -> None:

@@ -149,6 +149,7 @@ class EventSequencer:
         self._held_bytes = 0
         self._idle_replays = 0
         self._paused_until_s = None  # another process may answer
+        self.silent, self._unannounced = False, 0
         if not self.replayable:
             self._reconnected = self.last_seq >= 0
             if self.state == "live":

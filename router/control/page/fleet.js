@@ -28,8 +28,8 @@ export function troubles(cell) {
     add(cell.stuck, "bad", `stuck: ${cell.stuck}`);
     add(cell.slowdown, "warn", `${cell.slowdown} times slower than usual`);
     add(cell.breaker === "half_open", "warn", "breaker half open: one request is tried");
-    add(cell.silent, "bad", "its events stopped: it computes new blocks and announces none");
-    add(cell.trusted === false && !cell.silent, "bad", "hits promised by its events were not delivered");
+    add(cell.silent, "bad", "its events stopped: it announces no new blocks");
+    add(cell.trusted === false, "bad", "hits promised by its events were not delivered");
     add(cell.alarm, "bad", cell.alarm);
     add(cell.distrust, "warn", `not trusted: ${cell.distrust}`);
     add(cell.stream === "lost", "warn", "its events were lost");

@@ -634,6 +634,14 @@ def test_answers_without_events_make_a_live_stream_silent_until_something_arrive
     assert reader.settled
 
 
+def test_another_connection_is_not_silent() -> None:
+    reader = following(3)
+    for n in range(UNANNOUNCED):
+        reader.book.on_answer(sent_at=10.0 + n, now=10.5 + n)
+    reader.connect()
+    assert not reader.book.silent
+
+
 def test_answers_that_end_together_count_once() -> None:
     """Their events may be on the way."""
     reader = following(3)
