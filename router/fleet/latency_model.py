@@ -74,8 +74,8 @@ class LatencyModel:
 
     @property
     def slowdown(self) -> float:
-        """How many times longer prefills took, when last measured, than before the engine became slower; 1.0 if it
-        did not.
+        """Time of prefills, when last measured, as a multiple of that before the engine became slower; 1.0 if it did
+        not.
         """
         return self._curve.slowdown
 

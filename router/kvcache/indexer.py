@@ -318,15 +318,15 @@ class KvIndexer:
         """Record that the target has answered the prompt, sent at `sent_at`, and computed new blocks for it. Return
         whether its stream became silent.
         """
-        target, now = sent.speculative.target, self._clock.now()
-        state = self._states.get(target)
-        if state is None or state.sequencer is None or state.sequencer.silent:
+        target = sent.speculative.target
+        sequencer = self.sequencer(target)
+        if sequencer is None or sequencer.silent:
             return False
-        state.sequencer.on_answer(sent_at, now)
-        if state.sequencer.silent:
+        sequencer.on_answer(sent_at, self._clock.now())
+        if sequencer.silent:
             self._estimator.invalidate(target)
-            self._refresh(target, state)
-        return state.sequencer.silent
+            self._refresh(target, self._states[target])
+        return sequencer.silent
 
     def on_failure(self, sent: SentPrompt) -> None:
         """Record that the request ended without a first byte."""

@@ -39,7 +39,15 @@ from router.scheduling.response_targets import ResponseTargets, StoredResponse
 from router.scheduling.scheduling_request import SchedulingRequest
 from router.scheduling.selector import Selector
 from router.scheduling.shortlist import SMALL
-from router.scheduling.ticket import ENGINE_IN_DOUBT, PrefillBooking, Ticket, build_outcome, judge_end, uncached_tokens
+from router.scheduling.ticket import (
+    ENGINE_IN_DOUBT,
+    PrefillBooking,
+    TargetBooking,
+    Ticket,
+    build_outcome,
+    judge_end,
+    uncached_tokens,
+)
 from router.scheduling.view_builder import ViewBuilder
 from scorers.contract import Overlap, Row, View
 
@@ -293,8 +301,7 @@ class Scheduler:
         if end == "ok":
             half.target.instance.delivered = True
         if end == "ok" and not ticket.record.several_answers:
-            finding = learn_from_answer(half, ticket.pool_hit, usage, ttft_ms, now, shared_pool=self.shared_pool)
-            check_stream(half, finding, usage, ticket.sent_at, self.indexer)
+            self._learn(half, ticket, usage, ttft_ms, now)
         if leg.decision.learners:
             self.selector.finished(leg.decision, build_outcome(end, status, ttft_ms, duration_ms, usage))
 
@@ -327,8 +334,7 @@ class Scheduler:
         if alone and attempt.prefill is None:  # else another target did the prefill
             # Only a stream shows the prefill time: any other answer begins after its last token.
             ttft_ms = ticket.ttft_ms if record.stream else None
-            finding = learn_from_answer(ticket, ticket.pool_hit, usage, ttft_ms, now, shared_pool=self.shared_pool)
-            check_stream(ticket, finding, usage, ticket.sent_at, self.indexer)
+            self._learn(ticket, ticket, usage, ttft_ms, now)
             if ticket.sent_prompt is not None and ticket.sent_prompt.late is not None and usage.cached_tokens:
                 self.indexer.missed.on_answer(ticket.sent_prompt.late, usage.cached_tokens)
         if alone and ticket.conversation is not None and usage.prompt_tokens is not None:
@@ -343,6 +349,11 @@ class Scheduler:
         if attempt.decision.learners:
             outcome = build_outcome(ticket.end, ticket.status, ticket.ttft_ms, duration_ms, usage)
             self.selector.finished(attempt.decision, outcome)
+
+    def _learn(self, part: TargetBooking, ticket: Ticket, usage: Usage, ttft_ms: float | None, now: float) -> None:
+        """Learn from the complete answer of a part of `ticket`: the ticket itself, or its prefill half."""
+        finding = learn_from_answer(part, ticket.pool_hit, usage, ttft_ms, now, shared_pool=self.shared_pool)
+        check_stream(part, finding, usage, ticket.sent_at, self.indexer)
 
     def report_load(self, target: TargetId) -> None:
         """Do nothing: this router has one process, so there are no other workers to notify of bookings."""

@@ -13,8 +13,8 @@ from typing import Any
 import zmq
 
 from router.lab.emulator.kv_publisher import EventSockets
-from tests.simulation.network import Network, SimulatedServer
-from tests.simulation.zmtp_connection import ZmtpConnection, ZmtpOwner
+from tests.simulation.network import Network
+from tests.simulation.zmtp_connection import AcceptedPeers, ZmtpConnection
 
 
 class SimulatedEventSockets(EventSockets):
@@ -34,22 +34,18 @@ class SimulatedEventSockets(EventSockets):
 
 
 class ServingSocket:
-    """A socket that peers connect to. `peers` have finished their handshake, by name."""
+    """A socket that peers connect to."""
 
     def __init__(self, network: Network) -> None:
-        self._network = network
         self.closed = False
-        self.peers: dict[bytes, ZmtpConnection] = {}
+        self.peers = AcceptedPeers(network, self.receive)
         self._endpoint = ""
-        self._server: SimulatedServer | None = None
-        self._count = 0
-        self._owner = ZmtpOwner(self._on_ready, self.receive, self._on_lost)
 
     def bind(self, endpoint: str) -> None:
         """Accept connections at `tcp://host:port`."""
         self._endpoint = endpoint
         host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
-        self._server = self._network.serve(lambda: ZmtpConnection(self._owner), host, int(port))
+        self.peers.serve(host, int(port))
 
     def getsockopt(self, option: int) -> bytes:
         assert option == zmq.LAST_ENDPOINT
@@ -57,21 +53,10 @@ class ServingSocket:
 
     def close(self, linger: int = 0) -> None:
         self.closed = True
-        if self._server is not None:
-            self._server.close()
-        for peer in list(self.peers.values()):
-            peer.close(abort=True)
+        self.peers.close(abort=True)
 
     def receive(self, peer: ZmtpConnection, message: list[bytes]) -> None:
         """Handle a message of a peer."""
-
-    def _on_ready(self, peer: ZmtpConnection) -> None:
-        self._count += 1
-        peer.name = self._count.to_bytes(5, "big")
-        self.peers[peer.name] = peer
-
-    def _on_lost(self, peer: ZmtpConnection) -> None:
-        self.peers.pop(peer.name, None)
 
 
 class LiveSocket(ServingSocket):
@@ -85,8 +70,8 @@ class LiveSocket(ServingSocket):
         self._topics[peer.name].append(message[0][1:])  # the first byte, 1: a subscription
 
     def send_multipart(self, frames: Sequence[bytes]) -> None:
-        for name, peer in self.peers.items():
-            if any(frames[0].startswith(topic) for topic in self._topics[name]):
+        for peer in self.peers:
+            if any(frames[0].startswith(topic) for topic in self._topics[peer.name]):
                 peer.send(frames)
 
 
@@ -104,5 +89,4 @@ class ReplaySocket(ServingSocket):
         return await self._requests.get()
 
     async def send_multipart(self, frames: Sequence[bytes]) -> None:
-        if (peer := self.peers.get(frames[0])) is not None:
-            peer.send(frames[1:])
+        self.peers.send(frames[0], frames[1:])

@@ -14,8 +14,8 @@ from typing import Any
 
 import zmq
 
-from tests.simulation.network import HOST, Network, SimulatedServer
-from tests.simulation.zmtp_connection import ZmtpConnection, ZmtpOwner
+from tests.simulation.network import HOST, Network
+from tests.simulation.zmtp_connection import AcceptedPeers, ZmtpConnection, ZmtpOwner
 
 BEAT_S, SILENT_S = 0.5, 2.0  # as configured in SHARED_OPTIONS
 CONNECT_TIMEOUT_S = 1.0
@@ -45,7 +45,6 @@ class SimulatedPeerSocket:
         self._messages: deque[list[bytes]] = deque()
         self._signalled = False
         self._handle: asyncio.Handle | None = None
-        self._owner = ZmtpOwner(self._on_ready, self._on_message, self._on_lost)
 
     def setsockopt(self, option: int, value: object) -> None:
         """All options are as in `SHARED_OPTIONS` and `LINK_OPTIONS`."""
@@ -83,16 +82,10 @@ class SimulatedPeerSocket:
     def _send(self, parts: Sequence[bytes]) -> bool:
         return False
 
-    def _on_ready(self, connection: ZmtpConnection) -> None:
-        """Note that messages can be sent."""
-
     def _on_message(self, connection: ZmtpConnection, message: list[bytes]) -> None:
         self._messages.append(message)
         self._signalled = True
         self._wake()
-
-    def _on_lost(self, connection: ZmtpConnection) -> None:
-        """Note that messages cannot be sent any more."""
 
     def _wake(self) -> None:
         if self._signalled and self._handle is not None:
@@ -108,36 +101,21 @@ class RouterSocket(SimulatedPeerSocket):
 
     def __init__(self, network: Network) -> None:
         super().__init__(network)
-        self._peers: dict[bytes, ZmtpConnection] = {}
-        self._server: SimulatedServer | None = None
-        self._count = 0
+        self._peers = AcceptedPeers(network, self._on_named)
 
     def bind(self, url: str) -> None:
-        host, port = HOST.get(), int(url.rpartition(":")[2])
-        self._server = self._network.serve(lambda: ZmtpConnection(self._owner, BEAT_S, SILENT_S), host, port)
+        self._peers.serve(HOST.get(), int(url.rpartition(":")[2]), BEAT_S, SILENT_S)
 
     def close(self, linger: int | None = None) -> None:
         super().close(linger)
-        if self._server is not None:
-            self._server.close()
-        for peer in list(self._peers.values()):
-            peer.close(abort=linger == 0)
+        self._peers.close(abort=linger == 0)
 
     def _send(self, parts: Sequence[bytes]) -> bool:
-        if (peer := self._peers.get(parts[0])) is not None:
-            peer.send(parts[1:])
+        self._peers.send(parts[0], parts[1:])
         return True
 
-    def _on_ready(self, connection: ZmtpConnection) -> None:
-        self._count += 1
-        connection.name = self._count.to_bytes(5, "big")
-        self._peers[connection.name] = connection
-
-    def _on_message(self, connection: ZmtpConnection, message: list[bytes]) -> None:
-        super()._on_message(connection, [connection.name, *message])
-
-    def _on_lost(self, connection: ZmtpConnection) -> None:
-        self._peers.pop(connection.name, None)
+    def _on_named(self, connection: ZmtpConnection, message: list[bytes]) -> None:
+        self._on_message(connection, [connection.name, *message])
 
 
 class DealerSocket(SimulatedPeerSocket):
@@ -145,6 +123,7 @@ class DealerSocket(SimulatedPeerSocket):
 
     def __init__(self, network: Network) -> None:
         super().__init__(network)
+        self._owner = ZmtpOwner(self._on_ready, self._on_message, self._on_lost)
         self._connection: ZmtpConnection | None = None
         self._task: asyncio.Task[None] | None = None
 

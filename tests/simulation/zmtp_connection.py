@@ -1,12 +1,13 @@
-"""One connection between two simulated ZeroMQ sockets, from its greeting to its end (RFC 23/ZMTP 3.0)."""
+"""Connections between simulated ZeroMQ sockets, from the greeting to the end (RFC 23/ZMTP 3.0)."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from router.backends.feeds.zmtp import COMMAND, GREETING, LONG, MORE, PING, PONG
+from router.backends.feeds.zmtp import COMMAND, GREETING, LONG, MORE, PING, PONG, encode_message
+from tests.simulation.network import Network, SimulatedServer
 
 HIGH_WATER_BYTES = 256 * 1024
 READY = b"\x05READY"
@@ -41,8 +42,7 @@ class ZmtpConnection(asyncio.Protocol):
             return False
         if self._transport.get_write_buffer_size() > HIGH_WATER_BYTES:
             return False
-        flags = [MORE] * (len(frames) - 1) + [0]
-        self._transport.write(b"".join(map(_encode_frame, frames, flags)))
+        self._transport.write(encode_message(frames))
         return True
 
     def close(self, *, abort: bool) -> None:
@@ -115,7 +115,39 @@ class ZmtpConnection(asyncio.Protocol):
         return flags, content
 
 
-def _encode_frame(content: bytes, more: int) -> bytes:
-    if len(content) > 255:
-        return bytes((LONG | more,)) + len(content).to_bytes(8, "big") + content
-    return bytes((more, len(content))) + content
+class AcceptedPeers:
+    """The connections that a socket has accepted and whose handshake is over; each gets a name."""
+
+    def __init__(self, network: Network, on_message: Callable[[ZmtpConnection, list[bytes]], None]) -> None:
+        self._network = network
+        self._owner = ZmtpOwner(self._on_ready, on_message, self._on_lost)
+        self._by_name: dict[bytes, ZmtpConnection] = {}
+        self._server: SimulatedServer | None = None
+        self._count = 0
+
+    def __iter__(self) -> Iterator[ZmtpConnection]:
+        return iter(self._by_name.values())
+
+    def serve(self, host: str, port: int, beat_s: float = 0.0, silent_s: float = 0.0) -> None:
+        """Accept connections from now on."""
+        self._server = self._network.serve(lambda: ZmtpConnection(self._owner, beat_s, silent_s), host, port)
+
+    def send(self, name: bytes, frames: Sequence[bytes]) -> None:
+        """Send a message to the peer of this name, if it is still connected."""
+        if (peer := self._by_name.get(name)) is not None:
+            peer.send(frames)
+
+    def close(self, *, abort: bool) -> None:
+        """Accept no more, and end all connections; without `abort`, what waits is still sent."""
+        if self._server is not None:
+            self._server.close()
+        for peer in list(self):
+            peer.close(abort=abort)
+
+    def _on_ready(self, peer: ZmtpConnection) -> None:
+        self._count += 1
+        peer.name = self._count.to_bytes(5, "big")
+        self._by_name[peer.name] = peer
+
+    def _on_lost(self, peer: ZmtpConnection) -> None:
+        self._by_name.pop(peer.name, None)

@@ -214,7 +214,7 @@ class _Connection(asyncio.Protocol):
             self._abort()
             return
         self.opened.set_result(None)
-        self._transport.write(b"".join(_frame(part, more) for part, more in _with_more(self._first)))
+        self._transport.write(encode_message(self._first))
         self._beat()
         self._callbacks.on_open()
         if self._buffer:
@@ -341,12 +341,14 @@ def _ready(kind: Kind) -> bytes:
     return bytes((COMMAND, len(body))) + body
 
 
-def _frame(content: bytes, more: bool) -> bytes:
+def encode_message(frames: Sequence[bytes]) -> bytes:
+    """Return the bytes of a message of these frames; of none, no bytes."""
+    flags = [MORE] * (len(frames) - 1) + [0]
+    return b"".join(map(_encode_frame, frames, flags))
+
+
+def _encode_frame(content: bytes, flags: int) -> bytes:
     size = len(content)
     if size > 255:
-        return bytes((LONG | more,)) + size.to_bytes(8, "big") + content
-    return bytes((int(more), size)) + content
-
-
-def _with_more(frames: Sequence[bytes]) -> list[tuple[bytes, bool]]:
-    return [(frame, number < len(frames) - 1) for number, frame in enumerate(frames)]
+        return bytes((LONG | flags,)) + size.to_bytes(8, "big") + content
+    return bytes((flags, size)) + content

@@ -181,7 +181,7 @@ class GamedayDraw(Section):
 
 
 class GamedayEnd(Section):
-    """What must hold at the end, when the load is over: no router has booked anything and no engine has requests, all
+    """The examination at the end, when the load is over: no router has booked anything and no engine has requests, all
     requests were answered or refused properly, and no router logged a traceback.
     """
 

@@ -1,4 +1,4 @@
-"""How each fault of the fleet, the pool and the routers begins and ends."""
+"""Begin and end of each fault of the fleet, the pool and the routers."""
 
 from __future__ import annotations
 
