@@ -22,12 +22,35 @@ log = logging.getLogger("warmroute.index")
 
 
 def learn_from_answer(
+    part: TargetBooking,
+    pool_hit: PoolHit | None,
+    usage: Usage,
+    ttft_ms: float | None,
+    sent_at: float,
+    now: float,
+    indexer: KvIndexer,
+    *,
+    shared_pool: bool,
+) -> None:
+    """Learn the target's speed and the accuracy of its index from a complete answer to a request sent at `sent_at`,
+    and find out whether its events are wrong or have stopped. `ttft_ms` is None if the time does not show the prefill.
+    `shared_pool` is whether engines may have found tokens in a shared pool that no engine holds.
+    """
+    finding = _learn(part, pool_hit, usage, ttft_ms, now, shared_pool=shared_pool)
+    _check_stream(part, finding, usage, sent_at, indexer)
+
+
+def predicted_tokens(estimate: OverlapEstimate | None) -> tuple[int | None, int | None]:
+    """Return the overlap that the index predicts for a target, and the overlap with prompts just sent to it."""
+    if estimate is None:
+        return None, None
+    return estimate.indexed_tokens, None if estimate.overlap is None else estimate.overlap.expected_tokens
+
+
+def _learn(
     part: TargetBooking, pool_hit: PoolHit | None, usage: Usage, ttft_ms: float | None, now: float, *, shared_pool: bool
 ) -> Finding | None:
-    """Learn from a complete answer, and return what it shows of the target's event stream. `ttft_ms` is None if the
-    time does not show the prefill. `shared_pool` is whether engines may have found tokens in a shared pool that no
-    engine holds.
-    """
+    """Return what the answer shows of the accuracy of the target's index; None if nothing."""
     prompt_tokens, cached_tokens, _ = usage
     if cached_tokens is None:
         return None
@@ -54,12 +77,9 @@ def learn_from_answer(
     return finding
 
 
-def check_stream(
+def _check_stream(
     part: TargetBooking, finding: Finding | None, usage: Usage, sent_at: float, indexer: KvIndexer
 ) -> None:
-    """Find out by a complete answer whether the target's events are wrong or have stopped. `finding` is the result of
-    `learn_from_answer`, `sent_at` when the request was sent.
-    """
     target, estimate, sent = part.target, part.estimate, part.sent_prompt
     if sent is None or estimate is None or not estimate.block_tokens or usage.cached_tokens is None:
         return
@@ -73,13 +93,6 @@ def check_stream(
     computed_tokens = 0 if usage.prompt_tokens is None else usage.prompt_tokens - known_tokens
     if computed_tokens >= 2 * size and indexer.on_computed(sent, sent_at):
         log.warning("%s: its events stopped: it computes blocks and announces none", target.id)
-
-
-def predicted_tokens(estimate: OverlapEstimate | None) -> tuple[int | None, int | None]:
-    """Return the overlap that the index predicts for a target, and the overlap with prompts just sent to it."""
-    if estimate is None:
-        return None, None
-    return estimate.indexed_tokens, None if estimate.overlap is None else estimate.overlap.expected_tokens
 
 
 def _own_tokens(predicted: int, delivered: int, pool_hit: PoolHit | None, shared_pool: bool) -> int:

@@ -29,7 +29,7 @@ from router.prompt.usage import NO_USAGE, Usage
 from router.scheduling.conversations import Conversations
 from router.scheduling.experiments.experiment import RunningExperiment
 from router.scheduling.experiments.policy_set import PolicySet
-from router.scheduling.feedback import check_stream, learn_from_answer, predicted_tokens
+from router.scheduling.feedback import learn_from_answer, predicted_tokens
 from router.scheduling.pair import PairChoice, choose_pair
 from router.scheduling.policy.decision import Decision
 from router.scheduling.policy.policy import Policy, merge_orders
@@ -352,8 +352,8 @@ class Scheduler:
 
     def _learn(self, part: TargetBooking, ticket: Ticket, usage: Usage, ttft_ms: float | None, now: float) -> None:
         """Learn from the complete answer of a part of `ticket`: the ticket itself, or its prefill half."""
-        finding = learn_from_answer(part, ticket.pool_hit, usage, ttft_ms, now, shared_pool=self.shared_pool)
-        check_stream(part, finding, usage, ticket.sent_at, self.indexer)
+        pool_hit, sent_at, pool = ticket.pool_hit, ticket.sent_at, self.shared_pool
+        learn_from_answer(part, pool_hit, usage, ttft_ms, sent_at, now, self.indexer, shared_pool=pool)
 
     def report_load(self, target: TargetId) -> None:
         """Do nothing: this router has one process, so there are no other workers to notify of bookings."""

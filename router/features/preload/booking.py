@@ -72,7 +72,8 @@ def settle_preload(
     if usage is None:
         return None
     duration_ms = (now - preload.sent_at) * 1e3  # the answer is one token long
-    learn_from_answer(preload, preload.pool_hit, usage, duration_ms, now, shared_pool=scheduler.shared_pool)
+    pool_hit, sent_at, pool = preload.pool_hit, preload.sent_at, scheduler.shared_pool
+    learn_from_answer(preload, pool_hit, usage, duration_ms, sent_at, now, scheduler.indexer, shared_pool=pool)
     missing = preload.compute_tokens + preload.fetch_tokens
     computed, fetched = preload.compute_tokens, preload.fetch_tokens
     if usage.cached_tokens is not None:  # the engine's count replaces the expected one

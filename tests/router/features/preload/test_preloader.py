@@ -17,12 +17,14 @@ from router.config import schema
 from router.control.core import build_scheduler
 from router.features.preload import preloader
 from router.features.preload.book import PreloadBook
+from router.features.preload.booking import book_preload, settle_preload
 from router.features.preload.budget import PreloadBudget
 from router.features.preload.preloader import PreloadEnd, Preloader
 from router.features.preload.recent_prompts import RecentPrompt, RecentPrompts
 from router.fleet.engine_facts import EventEndpoint, Gauges, ModelCard
 from router.fleet.instance import Target
 from router.kvcache.events import TargetId
+from router.prompt.usage import Usage
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.policy import build_policy
 from tests.fakes.caches import RING, Cache, prompt_of
@@ -190,6 +192,17 @@ async def test_a_target_that_left_or_does_not_serve_the_adapter_gets_nothing(lea
     wanted = prompt(None if leaves else "poet")
     assert await house.preloader.load(target, wanted, "join", 1.0) == "gone"
     assert house.sent == []
+
+
+def test_answers_to_preloads_prove_the_index_of_a_target_wrong_as_those_to_clients_do() -> None:
+    house, cache, held = House(), Cache(), prompt_of(range(16))
+    cache.batch()  # the one that the house has got
+    house.core.indexer.on_batch(house.target.id, cache.batch(cache.stored(range(16))))
+    for answers in (1, 2):
+        booked = book_preload(house.core, house.target, held, "join", None, house.clock.now())
+        house.core.indexer.on_batch(house.target.id, cache.batch(cache.stored(range(16))))
+        settle_preload(house.core, booked, Usage(16, 0, 1), house.clock.now(), 0.0)
+        assert house.target.overlap_accuracy.contradictions == (answers == 2)
 
 
 def test_prompts_are_kept_as_the_engine_reads_them() -> None:
