@@ -23,6 +23,8 @@ THINK_S = 20.0
 LONGEST_ANSWER = 40
 LEAVES = 0.08  # of the requests: the client hangs up
 LEAVES_WITHIN_S = 3.0
+TENANT_HEADER = "x-tenant"
+TENANTS = ("free", "limited", "few")
 PATIENCE_S = 300.0  # a router that lost its power closes no connection
 
 
@@ -66,6 +68,7 @@ class Clients:
 
     async def _converse(self) -> None:
         """Play one session: a system prompt that others have, and some turns that repeat what was said before."""
+        tenant = TENANTS[self._rng.below(len(TENANTS))]
         messages = [{"role": "system", "content": self._text(self._rng.below(SYSTEM_PROMPTS), 300)}]
         for _ in range(1 + self._rng.below(TURNS)):
             await asyncio.sleep(THINK_S * self._rng.below(1000) / 1000)
@@ -73,16 +76,16 @@ class Clients:
                 return
             messages.append({"role": "user", "content": self._text(self._rng.bits(), 5 + self._rng.below(60))})
             if self._rng.happens(0.1):
-                await self._send(COMPLETIONS, {"prompt": " ".join(one["content"] for one in messages)})
+                await self._send(tenant, COMPLETIONS, {"prompt": " ".join(one["content"] for one in messages)})
                 messages.pop()
                 continue
-            sent = await self._send(CHAT, {"messages": list(messages)})
+            sent = await self._send(tenant, CHAT, {"messages": list(messages)})
             if not sent.reply.finished:
                 return
             answer = self._oracle.answer(CHAT, sent.body).text
             messages.append({"role": "assistant", "content": answer})
 
-    async def _send(self, path: str, prompt: dict[str, Any]) -> PlayedRequest:
+    async def _send(self, tenant: str, path: str, prompt: dict[str, Any]) -> PlayedRequest:
         rng, loop = self._rng, asyncio.get_running_loop()
         body = {"model": MODEL, "temperature": 0, "max_tokens": 1 + rng.below(LONGEST_ANSWER), **prompt}
         if rng.happens(0.7):
@@ -92,7 +95,8 @@ class Clients:
         leave_after_s = LEAVES_WITHIN_S * rng.below(1000) / 1000 if leaves else PATIENCE_S
         sent_s = loop.time()
         self.open += 1
-        reply = await post(router, PORT, path, msgspec.json.encode(body), leave_after_s=leave_after_s)
+        headers = {TENANT_HEADER: tenant}
+        reply = await post(router, PORT, path, msgspec.json.encode(body), headers, leave_after_s=leave_after_s)
         self.open -= 1
         left = leaves and not reply.whole
         sent = PlayedRequest(router, path, body, sent_s, loop.time(), reply, left)

@@ -1,4 +1,6 @@
-"""Faults by seed: engines and routers that crash, freeze and lie, links that fail, clocks that jump."""
+"""Faults by seed: engines and routers that crash, freeze and lie, links that fail, clocks that jump; and what
+operators do meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,7 @@ class Faults:
             if self._stopping:
                 return
             kinds = [self._engine_fault, self._engine_fault, self._engine_crash, self._engine_restart, self._link_fault]
-            kinds += [self._clock_fault, self._router_restart]
+            kinds += [self._clock_fault, self._router_restart, self._drain, self._switch]
             place, fault = kinds[self._rng.below(len(kinds))]()
             if place not in self._begun:
                 self._begun.add(place)
@@ -153,6 +155,35 @@ class Faults:
             self._note(f"{router.name}: started")
 
         return router.name, play
+
+    def _drain(self) -> tuple[str, Callable[[float], Awaitable[None]]]:
+        engine = self._pick(self._engines)
+
+        async def play(duration_s: float) -> None:
+            await self._set_drained(engine, True)
+            await asyncio.sleep(duration_s)
+            await self._set_drained(engine, False)
+
+        return f"drain of {engine.name}", play
+
+    async def _set_drained(self, engine: EngineHost, on: bool) -> None:
+        """Drain an engine, or end that, at one of the routers; at another one if it is down."""
+        while (router := self._pick(self._routers)).app is None:  # noqa: ASYNC110 - as an operator tries again
+            await asyncio.sleep(1.0)
+        self._note(f"{router.name}: {'drains' if on else 'undrains'} {engine.name}")
+        await router.drain(engine.url, on)
+
+    def _switch(self) -> tuple[str, Callable[[float], Awaitable[None]]]:
+        router = self._pick(self._routers)
+
+        async def play(duration_s: float) -> None:
+            if router.app is not None:
+                name = self._pick(list(router.app.core.control.policy_set.policies))
+                self._note(f"{router.name}: switches to {name}")
+                await router.activate(name)
+            await asyncio.sleep(duration_s)
+
+        return "policies", play
 
     def _set_link(self, one: str, other: str, state: LinkState, slow: float) -> None:
         self._network.link(one, other).slow = slow

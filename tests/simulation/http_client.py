@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import httptools
@@ -90,11 +91,12 @@ class _Exchange(asyncio.Protocol):
             self.over.set_result(None)
 
 
-async def post(host: str, port: int, path: str, body: bytes, *, leave_after_s: float) -> HttpReply:
+async def post(
+    host: str, port: int, path: str, body: bytes, headers: Mapping[str, str], *, leave_after_s: float
+) -> HttpReply:
     """Send a request and return what arrived of its answer. It hangs up after `leave_after_s`."""
-    head = (
-        f"POST {path} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-    )
+    sent = {"host": host, "content-type": "application/json", "content-length": str(len(body)), **headers}
+    head = "\r\n".join([f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in sent.items()), "", ""])
     exchange = _Exchange(head.encode() + body)
     transport = None
     try:

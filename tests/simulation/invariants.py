@@ -8,7 +8,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from router.app import App
+from router.config.sections.clients import TenantLimits
 from router.control.peers.scheduler import PeerScheduler
+from router.features.admission.feature import AdmissionFeature
+from router.features.tenants.feature import TenantsFeature
 from router.fleet.instance import Target
 from router.fleet.worker_share import NO_SHARE
 from tests.simulation.clients import Clients, PlayedRequest
@@ -65,6 +68,7 @@ def check_quiet(routers: Sequence[RouterHost], engines: Sequence[EngineHost]) ->
         assert router.app is not None
         for what in (*_check_books(router.app), *_check_peers(router.app), *_check_index(router.app, engines)):
             yield f"{router.name}: {what}"
+    yield from _check_agreement(routers)
     for router in routers:
         for app in router.lives[:-1]:
             for what in _check_books(app):
@@ -82,6 +86,20 @@ def _check_books(app: App) -> Iterator[str]:
     for target in _targets(app):
         if (own := scheduler.own_share(target.id)) != NO_SHARE:
             yield f"booked at {target.id}: {own}"
+    admission, tenants = app.features["admission"], app.features.get("tenants")
+    assert isinstance(admission, AdmissionFeature)
+    for admitted in admission.queues:
+        state = admitted.state(listed=1)
+        if any(state.queued.values()) or any(share.running for share in state.shares):
+            yield f"waiting for admission: {state.queued}, running: {state.shares}"
+    if isinstance(tenants, TenantsFeature):
+        ledger = tenants.metering.ledger
+        for name in ledger.tenants():
+            for limit, use in ledger.use(name, ledger.last_limits(name) or TenantLimits()).items():
+                if use.used:
+                    yield f"tenant {name} uses {use.used} of its {limit}"
+            if ledger.in_progress(name):
+                yield f"tenant {name} has requests in progress: {ledger.in_progress(name)}"
 
 
 def _check_peers(app: App) -> Iterator[str]:
@@ -94,6 +112,17 @@ def _check_peers(app: App) -> Iterator[str]:
     for report in peers.describe():
         if not (report.own or (report.up and report.same_policies and report.same_instances)):
             yield f"peer: {report}"
+
+
+def _check_agreement(routers: Sequence[RouterHost]) -> Iterator[str]:
+    """All routers have the same policy in force, and the same instances drained."""
+    apps = [router.app for router in routers if router.app is not None]
+    for what, seen in (
+        ("policy in force", [app.core.control.policy_set.active for app in apps]),
+        ("drained instances", [[one.config.url for one in app.core.scheduler.fleet if one.drained] for app in apps]),
+    ):
+        if any(one != seen[0] for one in seen):
+            yield f"the routers disagree on the {what}: {seen}"
 
 
 def _targets(app: App) -> list[Target]:

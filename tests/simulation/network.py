@@ -22,7 +22,8 @@ from router.lab.rng import Rng
 from tests.simulation.loop import VirtualLoop
 from tests.simulation.transport import End, Packet
 
-HOST: ContextVar[str] = ContextVar("HOST", default="clients")
+CLIENTS = "10.0.0.1"  # the host of all clients
+HOST: ContextVar[str] = ContextVar("HOST", default=CLIENTS)
 """The simulated host that the running code belongs to; tasks and callbacks inherit it."""
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ from router.app import App
 from router.config import schema
 from router.proxy.listening_sockets import ListeningSockets
 from tests.simulation.loop import LoopClock
-from tests.simulation.network import Network, run_on_host
+from tests.simulation.network import CLIENTS, Network, run_on_host
 
 PORT, ADMIN_PORT = 9000, 9001
 
@@ -32,7 +32,8 @@ class RouterHost:
     def __init__(self, network: Network, name: str, config: dict[str, Any]) -> None:
         self._network = network
         self.name = name
-        own = {"listen": {"host": name, "port": PORT}, "admin": {"port": ADMIN_PORT}}
+        listen = {"host": name, "port": PORT, "trusted_proxies": [CLIENTS]}
+        own = {"listen": listen, "admin": {"port": ADMIN_PORT}}
         self._config = schema.Config.model_validate(config | own)
         self.clock = LoopClock(network.loop)
         self.app: App | None = None
@@ -64,6 +65,21 @@ class RouterHost:
         """End the process at once; `silently`: its host loses its power. What it does to end cleanly reaches nobody."""
         self._network.crash(self.name, silently=silently)
         await self.stop()
+
+    async def drain(self, url: str, on: bool) -> None:
+        """Drain the engine at `url`, or end that, as an operator does."""
+        assert self.app is not None
+        status, (id,) = self.app.status, [one.id for one in self.app.core.scheduler.fleet if one.config.url == url]
+
+        async def drain() -> None:
+            assert status.drain(id, on)
+
+        await run_on_host(self.name, drain())
+
+    async def activate(self, policy: str) -> None:
+        """Switch to the policy, as an operator does."""
+        assert self.app is not None
+        await run_on_host(self.name, self.app.core.control.activate(policy, "operator"))
 
     async def _start(self) -> None:
         app = App(self._config, self.clock, sockets=SimulatedSockets(self._network, self.name))

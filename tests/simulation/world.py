@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from router.lab.rng import Rng
 from tests.paths import TOKENIZER
-from tests.simulation.clients import LONGEST_ANSWER, MODEL, PATIENCE_S, Clients
+from tests.simulation.clients import LONGEST_ANSWER, MODEL, PATIENCE_S, TENANT_HEADER, Clients
 from tests.simulation.engines import EngineHost
 from tests.simulation.faults import DURATION_S, Faults
 from tests.simulation.invariants import KEPT_RECORDS, check_answers, check_counters, check_quiet, check_stopped
@@ -27,6 +27,22 @@ POLICIES: Sequence[dict[str, Any]] = (
     {"scorers": [{"name": "least_requests"}]},
     {"scorers": [{"name": "expected_ttft"}]},
 )
+SECTIONS: Sequence[dict[str, Any]] = (
+    {"admission": {"enabled": True}},
+    {"preload": {"join": True, "drain": True, "copies": True}},
+    {
+        "clients": {
+            "tenant_header": TENANT_HEADER,
+            "tenants": {"limited": {"service_class": "limited"}, "few": {"service_class": "few"}},
+            "service_classes": {
+                "default": {},
+                "limited": {"limits": {"requests_per_minute": 12, "tokens_per_minute": 6_000}},
+                "few": {"limits": {"concurrent": 1}},
+            },
+        }
+    },
+)
+"""Sections of the configuration that are absent by default, each in half of the runs."""
 ENGINE = {"answer_tokens": 2 * LONGEST_ANSWER, "blocks": 512, "scale_out": True, "max_num_seqs": 8}
 
 
@@ -84,15 +100,19 @@ class World:
         self.violations: list[str] = []
 
     def _config(self, routers: Sequence[str]) -> dict[str, Any]:
-        return {
+        config: dict[str, Any] = {
             "fleet": {"instances": [{"url": engine.url} for engine in self.engines]},
             "tokenizers": {MODEL: {"path": TOKENIZER}},
             "limits": {"first_byte_timeout_s": 60.0, "idle_timeout_s": 30.0, "grace_s": 10.0},
             "records": {"keep": KEPT_RECORDS},
-            "policies": {"policy": POLICIES[self._settings.below(len(POLICIES))]},
-            "active": "policy",
+            "policies": {f"policy{n}": policy for n, policy in enumerate(POLICIES)},
+            "active": f"policy{self._settings.below(len(POLICIES))}",
             "replicas": {"peers": [f"{name}:9004" for name in routers], "secret_env": SECRET_ENV},
         }
+        for section in SECTIONS:
+            if self._settings.happens(0.5):
+                config |= section
+        return config
 
     async def live(self) -> None:
         """Play the whole run, and fill `violations`."""
