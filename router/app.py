@@ -63,8 +63,10 @@ class App:
         *,
         only_picker: bool = False,
         sockets: ListeningSockets | None = None,
+        state: bytes = b"",
     ) -> None:
-        self.core = core = Core(config, clock or SystemClock(), file, role, sockets or ListeningSockets())
+        state = state if role is None else role.start.state
+        self.core = core = Core(config, clock or SystemClock(), file, role, sockets or ListeningSockets(), state)
         self.features = wiring.build_features(core)
         self._readiness = Readiness(core.scheduler.fleet, wakes=config.wake is not None)
         self._build_status()
@@ -261,9 +263,9 @@ class App:
             log.info("reading the configuration files again")
             self.core.tasks.spawn("reload", self.core.control.reload_files())
 
-    async def save_index(self) -> None:
-        """Write the index snapshot, if one is configured."""
-        await self.core.save_index()
+    async def prepare_successor(self) -> bytes:
+        """Write the index snapshot, if one is configured. Return what operators have set."""
+        return await self.core.prepare_successor()
 
     def release(self) -> None:
         """Stop accepting new connections: other processes accept them, or none should."""
@@ -272,8 +274,7 @@ class App:
     async def hand_over(self) -> None:
         """Leave all ports, including the replicas port, to the process that now has the sockets."""
         self.release()
-        if self.core.peers is not None:
-            await self.core.peers.leave()
+        await self.core.hand_over()
 
     async def leave_host(self) -> None:
         """Leave the ports to the next router, because the supervisor is gone; no worker receives the duties any
@@ -303,6 +304,7 @@ class App:
         await core.save_index()
         for feature in reversed(self.features.values()):
             await feature.close()
+        core.warn_of_lost_state()
         await core.close()
 
     def _is_busy(self, idle_s: float) -> bool:

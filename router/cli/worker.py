@@ -92,8 +92,8 @@ async def _answer(app: App, query: Query) -> bytes:
     match query:
         case "page" | "counters":
             return await asyncio.to_thread(encode_families, app.metrics_page(), whole=query == "page")
-        case "save_index":
-            await app.save_index()
+        case "prepare_successor":
+            return await app.prepare_successor()
         case "release":
             await app.hand_over()
         case "reload":

@@ -36,10 +36,20 @@ from router.config.reader import (
 from router.config.validation_errors import describe_unknown
 from router.control import proposals
 from router.control.duty import Duty
+from router.control.operator_state import KeptDrain, KeptPolicies, OperatorState
+from router.control.policy_rule import build_from_rule, make_rule, read_rule, rule_of
 from router.control.proposals import PolicyFiles, Proposal
 from router.control.splits import SplitGuard
 from router.control.summaries import SwitchSummary, describe_experiment, describe_policies
-from router.control.switch import ADMIN, FILES, REPLICAS, PolicySwitch, SwitchListener, SwitchRequest
+from router.control.switch import (
+    ADMIN,
+    FILES,
+    REPLICAS,
+    DecisionVersion,
+    PolicySwitch,
+    SwitchListener,
+    SwitchRequest,
+)
 from router.errors import ConfigError, NotFound, RequestRefused
 from router.scheduling.experiments.model_split import ModelSplit
 from router.scheduling.experiments.policy_set import PolicySet
@@ -91,6 +101,9 @@ class Control:
         self._folder: Path | None = None  # of policies
         self._first_read: PolicyFiles | None = None  # the baseline for changes that need a restart
         self._file_settings = proposals.extract_settings(self.policy_set)
+        self._configured = self._file_settings  # what this process would start with now
+        self.kept: KeptPolicies | None = None  # what was restored at the start and is in force as it was
+        self._kept_rollbacks: list[tuple[str, str]] = []
 
     def log_start(self) -> None:
         """Log the policies that this router starts with. Called by the process on duty if no other process of its
@@ -107,6 +120,8 @@ class Control:
         if splits:
             self.splits = SplitGuard(splits, self.audit, self._clock, lambda: self.policy_set)
             self.splits.listener = self._switch.listener
+            for split, arm in self._kept_rollbacks:
+                self.splits.follow_rollback(split, arm)
 
     def report_to(self, listener: SwitchListener) -> None:
         """Notify `listener` of the decisions of this process from now on."""
@@ -128,6 +143,42 @@ class Control:
     def rollbacks(self) -> list[tuple[str, str]]:
         """The fingerprints of experiments and splits, each with an arm that was rolled back."""
         return sorted({*self._switch.rollbacks, *(() if self.splits is None else self.splits.rollbacks)})
+
+    # from one process to the next
+
+    def collect_state(self) -> OperatorState:
+        """Return what operators have set, for the process that comes next."""
+        last, listener, policies = self._switch.last, self._switch.listener, None
+        in_force, configured = rule_of(self.policy_set), make_rule(self._configured)
+        if last is not None and in_force != configured:
+            version = DecisionVersion() if listener is None else listener.version
+            policies = KeptPolicies(last.who, last.what, in_force, configured, *version)
+        return OperatorState([KeptDrain(*one) for one in self._scheduler.drains], policies, self.rollbacks)
+
+    def restore(self, state: OperatorState) -> None:
+        """Put in force what operators had set before this process started, and log it. Settings of the configuration
+        that have changed since take precedence. Call it before peers and splits are connected.
+        """
+        for decision in state.decisions:
+            self._scheduler.drains.accept(decision)
+        kept, policy_set, request = state.policies, self.policy_set, None
+        if kept is not None:
+            request = SwitchRequest(ADMIN, kept.who, kept.what)
+            try:
+                policy_set = self._build_kept(kept)
+            except ConfigError as error:
+                log.warning("%s by %s is not in force any more: %s", kept.what, kept.who, error)
+        self._kept_rollbacks = state.rolled_back
+        if self._switch.restore(request, policy_set, state.rolled_back) and kept is not None:
+            self.kept = kept if rule_of(self.policy_set) == kept.in_force else None
+        if found := self.collect_state().in_words:
+            log.warning("kept from before: %s", ", ".join(found))
+
+    def _build_kept(self, kept: KeptPolicies) -> PolicySet:
+        """Return the policies that were in force, with what has changed in the configuration. Raises ConfigError."""
+        before = build_from_rule(kept.in_force, self.policy_set, self._registry)
+        seen = read_rule(kept.configured)
+        return proposals.merge_file_changes(before, seen, self._configured, self._registry).policy_set
 
     # operations
 
@@ -250,6 +301,7 @@ class Control:
             return None
         if self.errors.pop(FILES, None) is not None:
             log.info("configuration files: the error is fixed, changes take effect again")
+        self._configured = proposals.merge_settings(self._configured, self._file_settings, found.settings)
         self._file_settings = found.settings
         if self._first_read is not None:
             keys = proposals.find_restart_keys(self._first_read, found)

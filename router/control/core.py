@@ -37,6 +37,14 @@ from router.control.control import Control
 from router.control.duty import Duty
 from router.control.key_secret import load_snapshot, resolve_key_secret
 from router.control.membership import Membership
+from router.control.operator_state import (
+    OperatorState,
+    OperatorStateFile,
+    decode_state,
+    encode_state,
+    find_state_file,
+    read_state,
+)
 from router.control.peers.connect import LocalState, PeerParts, build_exchange, connect_peers
 from router.control.peers.exchange import HostNetwork, PeerExchange
 from router.control.peers.frames import Sender
@@ -86,11 +94,18 @@ class WorkerRole(NamedTuple):
 
 class Core:
     """The parts of one process. `file` is the path that the configuration was read from; `role` is None if this
-    process is the only one. Raises `ConfigError`.
+    process is the only one. `state` is what operators had set at the router that this one replaces, as bytes; empty:
+    it is read from the file beside the audit log. Raises `ConfigError`.
     """
 
     def __init__(
-        self, config: schema.Config, clock: Clock, file: Path | None, role: WorkerRole | None, sockets: ListeningSockets
+        self,
+        config: schema.Config,
+        clock: Clock,
+        file: Path | None,
+        role: WorkerRole | None,
+        sockets: ListeningSockets,
+        state: bytes = b"",
     ) -> None:
         self.config = config
         self.clock = clock
@@ -104,8 +119,11 @@ class Core:
         self._build_scheduler()
         self._build_fleet()
         self._build_control()
+        self._restore_operator_state(state)
         self.kv_store: KvStore = NoKvStore()  # replaced by the feature that has a store
         self._instances: SharedInstances | None = None  # None: this process is the only one
+        self._given: OperatorState | None = None  # what a successor was handed; None: nothing
+        self._is_replaced = False
 
     def _build_scheduler(self) -> None:
         """Build the parts that a decision needs (index, scheduler, token ids), and the exchange with peers."""
@@ -161,6 +179,19 @@ class Core:
                 Path(saved_at), config.index.snapshot_every_s, self.key_secret, scheduler.indexer, self.tasks
             )
 
+    def _restore_operator_state(self, state: bytes) -> None:
+        """Put in force what operators had set before this process, and follow what they set from now on."""
+        file, source = find_state_file(self.config.admin.audit_file), "the state of the router that ran here"
+        self.operator_state: OperatorStateFile | None = None  # None: a restart starts with the configuration alone
+        if file is not None:
+            self.operator_state = OperatorStateFile(file, self.control.collect_state)
+            if not state:
+                state, source = read_state(file), str(file)
+        self.control.restore(decode_state(state, source))
+        if (kept := self.operator_state) is not None:
+            self.scheduler.drains.on_change = kept.wake
+            self.scheduler.on_swap.append(lambda policy_set: kept.wake())
+
     @property
     def share(self) -> SocketShare:
         """The sockets of the addresses that all processes of this host serve."""
@@ -199,6 +230,9 @@ class Core:
         the configuration files.
         """
         self.control.audit.writes = True
+        if self.operator_state is not None:
+            self.tasks.supervise("operator state", self.operator_state.run)
+            self.operator_state.wake()
         if self.file is not None:
             await self.control.follow_file(self.file)
             if self.config.watch:
@@ -225,6 +259,28 @@ class Core:
         if self.snapshots is not None and self.duty.held:
             await self.snapshots.save()
 
+    async def prepare_successor(self) -> bytes:
+        """Write the index snapshot, if one is configured. Return what operators have set."""
+        await self.save_index()
+        self._given = self.control.collect_state()
+        return encode_state(self._given)
+
+    async def hand_over(self) -> None:
+        """Leave the replicas port to the process that now has the sockets."""
+        state, given = self.control.collect_state(), self._given
+        if given is not None and state != given and self.duty.held:
+            now = ", ".join(state.in_words) or "everything is as configured"
+            log.warning("changed while the new process started, and unknown to it: %s", now)
+        self._is_replaced = given is not None
+        if self.peers is not None:
+            await self.peers.leave()
+
+    def warn_of_lost_state(self) -> None:
+        """Log what operators have set if the next process will not know it."""
+        found = self.control.collect_state().in_words
+        if found and self.operator_state is None and self.duty.held and not self._is_replaced:
+            log.warning("not kept, as admin.audit_file is not set: %s", ", ".join(found))
+
     async def close(self) -> None:
         """End all tasks and connections, and write what is left. Call it when requests have ended and features are
         closed.
@@ -233,6 +289,8 @@ class Core:
             await self.peers.close()
         await self.tasks.close()
         await self.control.audit.flush()
+        if self.operator_state is not None and self.duty.held:
+            await self.operator_state.flush()
         self.tokenization.close()
         self.upstreams.close()
 

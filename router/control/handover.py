@@ -2,7 +2,7 @@
 
     successor                                   predecessor, which continues serving
     connects                          ->        saves the index snapshot
-                                      <-        its sockets (SCM_RIGHTS)
+                                      <-        its sockets (SCM_RIGHTS), and what operators have set
     starts, joins its engines, accepts
     "release"                         ->        accepts no more
                                       <-        "released", then it finishes its requests and ends
@@ -30,22 +30,23 @@ from router.proxy.listening_sockets import ListeningSockets
 
 log = logging.getLogger("warmroute.app")
 
-GREETING = b"warmroute sockets 1"
+GREETING = b"warmroute sockets 2"
 RELEASE, RELEASED = b"release", b"released"
+LENGTH_BYTES = 4  # of the state that follows the greeting
 MOST_SOCKETS = 253  # in one message: SCM_MAX_FD
 ANSWER_TIMEOUT_S = 60.0  # for a predecessor to save its snapshot
 RELEASE_TIMEOUT_S = 10.0
 
 
 class SocketGiver:
-    """Gives `sockets` to a successor. Calls `prepare` before that, and `release` once the successor accepts
-    connections; then `released` is set.
+    """Gives `sockets` to a successor. Calls `prepare` before that, which returns the state for it, and `release` once
+    the successor accepts connections; then `released` is set.
     """
 
     def __init__(
         self,
         sockets: ListeningSockets,
-        prepare: Callable[[], Awaitable[None]],
+        prepare: Callable[[], Awaitable[bytes]],
         release: Callable[[], Awaitable[None]],
     ) -> None:
         self._sockets = sockets
@@ -78,9 +79,10 @@ class SocketGiver:
         if not _is_trusted(connection):
             log.warning("listening sockets: a request by a process of another user was refused")
             return
-        await self._prepare()
+        state = await self._prepare()
         try:
             socket.send_fds(connection, [GREETING], [listening.fileno() for listening in self._sockets.all])
+            await loop.sock_sendall(connection, len(state).to_bytes(LENGTH_BYTES) + state)
             log.info("a new process has the listening sockets, and takes over when it is ready")
             if await loop.sock_recv(connection, len(RELEASE)) != RELEASE:
                 log.warning("the new process ended before it was ready: this one continues")
@@ -95,11 +97,12 @@ class SocketGiver:
 
 
 class Predecessor:
-    """A running router that has given its listening sockets to this process."""
+    """A running router that has given its listening sockets to this process, and its `state` (`OperatorState`)."""
 
-    def __init__(self, connection: socket.socket, sockets: list[socket.socket]) -> None:
+    def __init__(self, connection: socket.socket, sockets: list[socket.socket], state: bytes) -> None:
         self._connection = connection
         self.sockets = sockets
+        self.state = state
 
     async def release(self) -> None:
         """Make the predecessor accept no more connections and end; return once it accepts none. Raises
@@ -139,6 +142,7 @@ def find_predecessor(host: str, port: int) -> Predecessor | None:
         raise WarmrouteError(f"--take-over: the router on port {port} belongs to another user")
     try:
         answer, descriptors, _, _ = socket.recv_fds(connection, len(GREETING), MOST_SOCKETS)
+        state = _receive(connection, int.from_bytes(_receive(connection, LENGTH_BYTES))) if answer == GREETING else b""
     except OSError as error:
         connection.close()
         raise WarmrouteError(f"--take-over: the router on port {port} did not answer: {error}") from error
@@ -150,7 +154,17 @@ def find_predecessor(host: str, port: int) -> Predecessor | None:
         one.set_inheritable(False)
         one.setblocking(False)
     connection.setblocking(False)
-    return Predecessor(connection, sockets)
+    return Predecessor(connection, sockets, state)
+
+
+def _receive(connection: socket.socket, size: int) -> bytes:
+    """Return the next `size` bytes. Raises OSError."""
+    data = b""
+    while len(data) < size:
+        if not (piece := connection.recv(size - len(data))):
+            raise ConnectionError("it ended")
+        data += piece
+    return data
 
 
 def _name(host: str, port: int) -> str:

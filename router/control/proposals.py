@@ -124,24 +124,34 @@ def propose_admission(before: PolicySet, admission: AdmissionConfig, registry: R
     return Proposal(replace(before, admission=admission), (note,))
 
 
+def merge_settings(before: FileSettings, seen: FileSettings, now: FileSettings) -> FileSettings:
+    """Return `before` with the changes of the files from `seen` to `now`."""
+    changed = {name: spec for name, spec in now.policies.items() if seen.policies.get(name) != spec}
+    gone = seen.policies.keys() - now.policies.keys()
+    return FileSettings(
+        before.active if now.active == seen.active else now.active,
+        before.experiment if now.experiment == seen.experiment else now.experiment,
+        {name: spec for name, spec in {**before.policies, **changed}.items() if name not in gone},
+        before.admission if now.admission == seen.admission else now.admission,
+    )
+
+
 def merge_file_changes(before: PolicySet, seen: FileSettings, now: FileSettings, registry: Registry) -> Proposal:
     """Apply only the changes of the files from `seen` to `now`. Raises ConfigError when a policy in use was
     removed.
     """
-    changed = {name: spec for name, spec in now.policies.items() if seen.policies.get(name) != spec}
+    merged = merge_settings(extract_settings(before), seen, now)
     gone = seen.policies.keys() - now.policies.keys()
-    policies = {n: p for n, p in build_changed(before.policies, changed, registry).items() if n not in gone}
-    active = before.active if now.active == seen.active else now.active
-    experiment = before.experiment if now.experiment == seen.experiment else now.experiment
-    needed = [active, *(() if experiment is None else (*experiment.policies.values(), *experiment.shadows))]
+    policies = {n: p for n, p in build_changed(before.policies, merged.policies, registry).items() if n not in gone}
+    experiment, admission = merged.experiment, merged.admission
+    needed = [merged.active, *(() if experiment is None else (*experiment.policies.values(), *experiment.shadows))]
     if lost := sorted(gone & set(needed)):
         raise ConfigError(
             *(f"policies.{name}: removed from the files while in use; activate another first" for name in lost)
         )
-    admission = before.admission if now.admission == seen.admission else now.admission
     if admission != before.admission:
         build_rule(admission, registry)
-    return Proposal(build_policy_set(policies, active, experiment, admission))
+    return Proposal(build_policy_set(policies, merged.active, experiment, admission))
 
 
 def build_changed(

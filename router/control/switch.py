@@ -54,8 +54,23 @@ class SwitchStep(NamedTuple):
     before: PolicySet
 
 
+class DecisionVersion(NamedTuple):
+    """Which decision among those of all peers is in force here: its version and the run id of its maker, and those of
+    the decision that started its experiment.
+    """
+
+    version: int = 0  # 0: none
+    by: str = ""
+    started: int = 0
+    started_by: str = ""
+
+
 class SwitchListener(Protocol):
     """Receives the decisions of this process; `router/control/peers` publishes them."""
+
+    @property
+    def version(self) -> DecisionVersion:
+        """The latest decision known here."""
 
     def on_switch(self, what: str, after: PolicySet, *, back: bool) -> None:
         """Handle a switch by somebody at this process that put `after` in force; `back` is true for an undo."""
@@ -118,6 +133,7 @@ class PolicySwitch:
         self.ended: dict[str, Any] | None = None  # description of the last experiment when it ended
         self.wait_until_applied: Callable[[], Awaitable[None]] = no_other_workers
         self.listener: SwitchListener | None = None
+        self.last: SwitchRequest | None = None  # what somebody decided here or at a peer; None: nothing, or a file did
         self.rollbacks = Rollbacks(reversed(audit.latest()))
         self._scheduler = scheduler
         self._recent_records = recent_records
@@ -125,11 +141,31 @@ class PolicySwitch:
         self._duty = duty
         self._lock = asyncio.Lock()
         self._start_why: str | None = None
+        self._apply_rollbacks()
+
+    def restore(
+        self, request: SwitchRequest | None, policy_set: PolicySet, rolled_back: Iterable[tuple[str, str]]
+    ) -> bool:
+        """Put `policy_set` in force, which `request` had put in force before this process started (None: nobody had
+        switched), without the arms that were rolled back. Return whether it differs from the policies in force.
+        """
+        for experiment, arm in rolled_back:
+            self.rollbacks.add(experiment, arm)
+        before = self.policy_set
+        differs = summarize_policies(policy_set) != summarize_policies(before) or policy_set.policies != before.policies
+        if request is not None and differs:
+            self.last, self._start_why = request, f"kept from before: {request.what} by {request.who}"
+            self._scheduler.swap(policy_set)
+        self._apply_rollbacks()
+        return differs
+
+    def _apply_rollbacks(self) -> None:
+        """Put the policies in force at the start without their rolled-back arms."""
         after = self.rollbacks.apply(self.policy_set)
         if after is not self.policy_set:
             self._start_why = STAYS_OUT
             log.warning("experiment: %s: %s", ", ".join(sorted(after.rolled_back)) or "it is over", STAYS_OUT)
-            scheduler.swap(after)
+            self._scheduler.swap(after)
 
     def log_start(self) -> None:
         """Log the policies that this router starts with. Peers are not notified."""
@@ -166,6 +202,8 @@ class PolicySwitch:
                     if not back:
                         self.undo.append(SwitchStep(request.what, before))
                     self.switches[request.source] += 1
+                    if request.source != FILES:
+                        self.last = request
                     if self.listener is not None:
                         self.listener.on_switch(request.what, after, back=back)
                     self._log_entry(request.who, request.what, before, plan=plan)
@@ -210,6 +248,7 @@ class PolicySwitch:
         if summarize_policies(after) == summarize_policies(before) and after.policies == before.policies:
             return
         self._swap(after)
+        self.last = SwitchRequest(REPLICAS, REPLICAS, what)
         if not back:
             self.undo.append(SwitchStep(what, before))
         elif self.undo:

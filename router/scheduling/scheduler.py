@@ -16,6 +16,7 @@ from mypy_extensions import mypyc_attr
 
 from router.clock import Clock
 from router.config.sections.experiment import ExperimentConfig
+from router.fleet.drains import DrainDecisions
 from router.fleet.engine_facts import EventEndpoint, Gauges, ModelCard
 from router.fleet.fleet import Fleet
 from router.fleet.instance import ServedModel, Target
@@ -66,8 +67,10 @@ class Scheduler:
         *,
         shared_pool: bool = False,
         secret: int = 0,
+        run: str = "",
     ) -> None:
         self.fleet = fleet
+        self.drains = DrainDecisions(run)
         self.indexer = indexer
         self.selector = selector
         self._clock = clock
@@ -104,7 +107,10 @@ class Scheduler:
 
     def drain(self, instance: str, on: bool) -> bool:
         """Drain an instance, so that it gets no new requests, or undrain it. Returns False if it does not exist."""
-        return self.fleet.drain(instance, on)
+        found = self.fleet.drain(instance, on)
+        if found:
+            self.drains.decide(instance, on)
+        return found
 
     def add_instance(self, instance: str, cards: Sequence[ModelCard], sources: Sequence[EventEndpoint]) -> list[Target]:
         """Make an instance ready, with its models and the ranks that publish events. Returns its targets."""
@@ -114,6 +120,8 @@ class Scheduler:
             self._leave(target.id)
         self.peers.add(member.config)
         self.fleet.mark_ready(instance, cards, {source.rank for source in sources})
+        if self.drains.drains(instance):
+            self.fleet.drain(instance, True)
         streams = {source.rank: source for source in sources}
         for target in member.targets.values():
             self._index(target, streams.get(target.rank))

@@ -71,6 +71,11 @@ TAKE_OVER = typer.Option(
     help="replace the router that runs at this address, if there is one: it stops when this one is ready",
 )
 TakeOverOption = Annotated[bool, TAKE_OVER]
+AS_CONFIGURED = typer.Option(
+    "--as-configured",
+    help="start with what the configuration says: forget drains, policies and experiments that operators had set",
+)
+AsConfiguredOption = Annotated[bool, AS_CONFIGURED]
 WorkersOption = Annotated[int | None, typer.Option(min=1, help="processes that answer requests, replaces `workers`")]
 LogOption = Annotated[
     Path | None, typer.Option("--decision-log", help="folder for a log of every decision", file_okay=False)
@@ -86,6 +91,7 @@ def serve(
     workers: WorkersOption = None,
     tokenizer: TokenizerOption = None,
     take_over: TakeOverOption = False,
+    as_configured: AsConfiguredOption = False,
 ) -> None:
     """Run the router in front of the engines at these URLs, or of those that a configuration names."""
     import uvloop
@@ -94,7 +100,7 @@ def serve(
 
     settings = _override(_settings_of(urls or [], config, tokenizer or []), policy, port, admin_port, workers)
     log_to_stderr(settings.log.level, settings.log.format, access=settings.log.access)
-    uvloop.run(serve_router(settings, file=config, take_over=take_over))
+    uvloop.run(serve_router(settings, file=config, take_over=take_over, as_configured=as_configured))
 
 
 def picker(
@@ -104,6 +110,7 @@ def picker(
     admin_port: AdminPortOption = None,
     workers: WorkersOption = None,
     take_over: TakeOverOption = False,
+    as_configured: AsConfiguredOption = False,
 ) -> None:
     """Run the endpoint picker of a gateway (Envoy ext_proc); the public port serves /health, /ready and
     /metrics.
@@ -116,7 +123,7 @@ def picker(
     settings = _override(_settings_of([], config, []), policy, port, admin_port, workers)
     settings = settings.model_copy(update={"picker": settings.picker or PickerConfig()})
     log_to_stderr(settings.log.level, settings.log.format, access=settings.log.access)
-    uvloop.run(serve_router(settings, file=config, only_picker=True, take_over=take_over))
+    uvloop.run(serve_router(settings, file=config, only_picker=True, take_over=take_over, as_configured=as_configured))
 
 
 def fleet(

@@ -18,6 +18,7 @@ from router.clock import SystemClock
 from router.config import schema
 from router.config.exposure import list_exposures
 from router.control.handover import Predecessor, SocketGiver, find_predecessor
+from router.control.operator_state import forget_state
 from router.control.process import notify_service_manager, raise_open_file_limit, tune_interpreter
 from router.errors import ConfigError, WarmrouteError
 from router.proxy.listening_sockets import ListeningSockets, take_passed_sockets
@@ -52,7 +53,7 @@ class Router(Protocol):
 
     async def join_replicas(self) -> None: ...
 
-    async def save_index(self) -> None: ...
+    async def prepare_successor(self) -> bytes: ...
 
     async def hand_over(self) -> None: ...
 
@@ -70,19 +71,25 @@ async def serve_router(
     *,
     only_picker: bool = False,
     take_over: bool = False,
+    as_configured: bool = False,
 ) -> None:
     """Run a router until SIGTERM or SIGINT, or until another process takes over; SIGHUP applies changed
     configuration files, watched or not. `when_ready` is called once, when an instance is ready for requests.
     `config` was read from `file`, whose changes take effect as far as possible. `only_picker`: as for `App`. With
-    `take_over`, the router that runs at this address, if any, is replaced. Raises `ConfigError` if a port is not
-    available, and `WarmrouteError` if the running router cannot be replaced and continues.
+    `take_over`, the router that runs at this address, if any, is replaced. `as_configured`: what operators had set
+    before is forgotten. Raises `ConfigError` if a port is not available, and `WarmrouteError` if the running router
+    cannot be replaced and continues.
     """
     raise_open_file_limit()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the default action ends the process
     predecessor = find_predecessor(config.listen.host, config.listen.port) if take_over else None
     passed = take_passed_sockets(os.environ, os.getpid())
     sockets = ListeningSockets(predecessor.sockets if predecessor is not None else passed)
-    app = _build_router(config, file, sockets, only_picker=only_picker)
+    state = b"" if predecessor is None else predecessor.state
+    if as_configured:
+        state = b""
+        forget_state(config.admin.audit_file)
+    app = _build_router(config, file, sockets, state, only_picker=only_picker)
     stop = asyncio.Event()
     if not await _start(app, stop, hold=sockets.handed_over, join=predecessor is None):
         return
@@ -93,7 +100,7 @@ async def serve_router(
     notify_service_manager("READY=1")
     owner = Tasks("serve")
     owner.spawn("when ready", _call_when_ready(app, when_ready))
-    giver = SocketGiver(sockets, app.save_index, app.hand_over)
+    giver = SocketGiver(sockets, app.prepare_successor, app.hand_over)
     owner.spawn("successor", giver.serve(config.listen.host, app.port))
     owner.spawn("released", _set_after(giver.released, stop))
     await stop.wait()
@@ -105,15 +112,17 @@ async def serve_router(
     await app.stop(HANDOVER_IDLE_S if giver.released.is_set() else STOP_IDLE_S)
 
 
-def _build_router(config: schema.Config, file: Path | None, sockets: ListeningSockets, *, only_picker: bool) -> Router:
+def _build_router(
+    config: schema.Config, file: Path | None, sockets: ListeningSockets, state: bytes, *, only_picker: bool
+) -> Router:
     """Return the router in this process, or the supervisor of its workers, which loads no router modules."""
     if config.workers > 1:
         from router.control.workers.supervisor import Supervisor
 
-        return Supervisor(config, file, SystemClock(), only_picker=only_picker, sockets=sockets)
+        return Supervisor(config, file, SystemClock(), only_picker=only_picker, sockets=sockets, state=state)
     from router.app import App
 
-    return App(config, file=file, only_picker=only_picker, sockets=sockets)
+    return App(config, file=file, only_picker=only_picker, sockets=sockets, state=state)
 
 
 async def _start(app: Router, stop: asyncio.Event, *, hold: bool, join: bool) -> bool:

@@ -91,8 +91,9 @@ class AdminConfig(Section):
     tokens: list[AdminTokenConfig] = []
     """bearer tokens; empty: no token is needed, allowed only on a loopback host"""
     audit_file: PathName | None = None
-    """JSON lines file of every policy switch (who, when, what, the plan), from which rollbacks are restored after a
-    restart; null: the last 1,000 entries in memory"""
+    """JSON lines file of every policy switch (who, when, what, the plan). Beside it, in a file of its name with
+    `.state`, is what operators have set, which a restart restores: drains, policies, experiments, admission,
+    rollbacks. null: the last 1,000 entries in memory, and a restart starts as configured"""
 
     @model_validator(mode="after")
     def _require_tokens_beyond_loopback(self) -> AdminConfig:

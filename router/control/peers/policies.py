@@ -21,33 +21,20 @@ from functools import partial
 from typing import Any, ClassVar
 
 import msgspec
-from pydantic import ValidationError
 
-from router.config.schema import PolicyConfig
-from router.config.sections.admission import AdmissionConfig
-from router.config.sections.experiment import ExperimentConfig
-from router.control import proposals
 from router.control.control import Control
 from router.control.peers.parts import Message, Peers
+from router.control.policy_rule import PolicyRule, build_from_rule, rule_of
 from router.control.summaries import fingerprint
-from router.errors import ConfigError
+from router.control.switch import DecisionVersion
 from router.scheduling.experiments.policy_set import PolicySet
 from router.tasks import Tasks
 from router.telemetry.audit_log import AuditEntry
-from scorers.registry import Registry, load_registry
+from scorers.registry import load_registry
 
 log = logging.getLogger("warmroute.peers")
 
 SHARED_ENTRIES = 50  # of the audit log, sent again to a peer that missed something
-
-
-class PolicyRule(Message, frozen=True):
-    """A policy set as configuration, so that every process builds it with the same functions."""
-
-    policies: dict[str, str]  # JSON of each policy, by name
-    active: str
-    experiment: str | None  # JSON
-    admission: str  # JSON
 
 
 class PolicyDecision(Message, frozen=True):
@@ -94,6 +81,10 @@ class SharedPolicies:
         self._registry = load_registry()
         self._latest: PolicyDecision | None = None
         self._started = (0, "")  # version and maker of the decision that started the running experiment
+        if (kept := control.kept) is not None:
+            self._started = kept.started, kept.started_by
+            version, rule = max(1, kept.version), kept.in_force
+            self._latest = PolicyDecision(version, kept.by, kept.what, False, rule, *self._started)
         self._fingerprint = fingerprint(control.policy_set)
         self._named, self._name = control.policy_set, self._fingerprint
         self._wake = asyncio.Event()
@@ -108,13 +99,19 @@ class SharedPolicies:
     def start(self, tasks: Tasks) -> None:
         tasks.supervise("policies of replicas", self._follow)
 
+    @property
+    def version(self) -> DecisionVersion:
+        if (latest := self._latest) is None:
+            return DecisionVersion()
+        return DecisionVersion(latest.version, latest.by, *self._started)
+
     # decided here
 
     def on_switch(self, what: str, after: PolicySet, *, back: bool) -> None:
         version = 1 if self._latest is None else self._latest.version + 1
         if fingerprint(after) != self._fingerprint:
             self._fingerprint, self._started = fingerprint(after), (version, self._run)
-        self._latest = PolicyDecision(version, self._run, what, back, _make_rule(after), *self._started)
+        self._latest = PolicyDecision(version, self._run, what, back, rule_of(after), *self._started)
         self._send(self._latest)
 
     def on_rollback(self, experiment: str, arm: str) -> None:
@@ -172,7 +169,7 @@ class SharedPolicies:
             if decision is None or decision.by == self._run:
                 continue
             log.info("peer %s: %s", decision.by, decision.what)
-            build = partial(_build_from_rule, decision.rule, registry=self._registry)
+            build = partial(build_from_rule, decision.rule, registry=self._registry)
             near, confirm = decision.by in self._peers.near_runs(), partial(self._confirm, decision)
             await self._control.follow_replica(decision.what, build, confirm, back=decision.back, near=near)
             self._fingerprint = fingerprint(self._control.policy_set)
@@ -184,30 +181,3 @@ class SharedPolicies:
             return False
         self._started = decision.started, decision.started_by
         return True
-
-
-def _make_rule(policy_set: PolicySet) -> PolicyRule:
-    """Return `policy_set` as a message, without policies that were built in code and have no text."""
-    policies = {name: policy.spec for name, policy in policy_set.policies.items() if policy.spec is not None}
-    experiment = policy_set.experiment
-    return PolicyRule(
-        {name: spec.model_dump_json() for name, spec in policies.items()},
-        policy_set.active,
-        None if experiment is None else experiment.model_dump_json(),
-        policy_set.admission.model_dump_json(),
-    )
-
-
-def _build_from_rule(rule: PolicyRule, before: PolicySet, registry: Registry) -> PolicySet:
-    """Build a rule's policies, keeping unchanged ones of `before`. Raises ConfigError if one cannot be built
-    here.
-    """
-    try:
-        specs = {name: PolicyConfig.model_validate_json(text) for name, text in rule.policies.items()}
-        experiment = None if rule.experiment is None else ExperimentConfig.model_validate_json(rule.experiment)
-        admission = AdmissionConfig.model_validate_json(rule.admission)
-    except ValidationError as error:  # of a newer version
-        raise ConfigError(f"policies of a router of another version: {error}") from error
-    here = {name: policy for name, policy in before.policies.items() if name in specs}
-    policies = proposals.build_changed(here, specs, registry)
-    return proposals.build_policy_set(policies, rule.active, experiment, admission)

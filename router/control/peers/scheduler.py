@@ -26,7 +26,6 @@ from math import inf
 from typing import Any, ClassVar
 
 from router.clock import Clock
-from router.control.peers.drains import DrainDecisions
 from router.control.peers.messages import (
     BlocksSent,
     BreakerMoved,
@@ -39,6 +38,7 @@ from router.control.peers.messages import (
     SessionMoved,
 )
 from router.control.peers.parts import Broadcast, Message
+from router.fleet.drains import DrainDecision
 from router.fleet.engine_facts import EventEndpoint, ModelCard
 from router.fleet.fleet import Fleet
 from router.fleet.instance import Target
@@ -94,7 +94,6 @@ class PeerScheduler(Scheduler):
     ) -> None:
         self._broadcast = broadcast
         self._others: dict[TargetId, WorkerShare] = {}
-        self._drains = DrainDecisions(broadcast.run)
         self._forgotten: dict[str, CacheForgotten] = {}  # the last one of this process, by instance
         self._forgets = 0
         self._forgotten_elsewhere: dict[tuple[str, str], int] = {}  # number of the last one, by run and instance
@@ -107,14 +106,16 @@ class PeerScheduler(Scheduler):
         self._learned: dict[str, SavedInstance] = {}  # learned elsewhere, of instances that have not joined yet
         self._learned_at = 0.0
         selector.request_count = number * NUMBERS_PER_WORKER
-        super().__init__(fleet, indexer, selector, clock, responses_kept, shared_pool=shared_pool, secret=secret)
+        super().__init__(
+            fleet, indexer, selector, clock, responses_kept, shared_pool=shared_pool, secret=secret, run=broadcast.run
+        )
 
     # changes of this process, published
 
     def drain(self, instance: str, on: bool) -> bool:
         found = super().drain(instance, on)
         if found:
-            self._broadcast.share(self._drains.decide(instance, on))
+            self._broadcast.share(DrainMessage(*self.drains.latest(instance)))
         return found
 
     def forget_cache(self, instance: str) -> bool:
@@ -212,7 +213,8 @@ class PeerScheduler(Scheduler):
         """Do nothing: there are no tasks."""
 
     def state(self) -> Iterator[Message]:
-        yield from self._drains
+        for decided in self.drains:
+            yield DrainMessage(*decided)
         yield from self._open_breakers()
         yield from self._forgotten.values()
         yield from self.stored_responses()
@@ -239,9 +241,9 @@ class PeerScheduler(Scheduler):
             case PredictionChecked(target, finding):
                 if (here := self.fleet.target(TargetId(target))) is not None:
                     here.overlap_accuracy.add(finding)
-            case DrainMessage(instance, on):
-                if self._drains.accept(message):
-                    super().drain(instance, on)
+            case DrainMessage(instance, on, version, by):
+                if self.drains.accept(DrainDecision(instance, on, version, by)):
+                    self.fleet.drain(instance, on)
             case CacheForgotten(instance, number, by):
                 if number > self._forgotten_elsewhere.get((by, instance), 0):
                     self._forgotten_elsewhere[by, instance] = number
@@ -291,8 +293,6 @@ class PeerScheduler(Scheduler):
 
     def add_instance(self, instance: str, cards: Sequence[ModelCard], sources: Sequence[EventEndpoint]) -> list[Target]:
         joined = super().add_instance(instance, cards, sources)
-        if self._drains.drains(instance):
-            super().drain(instance, True)
         learned, member = self._learned.pop(instance, None), self.fleet.get(instance)
         if learned is not None and member is not None:
             restore_instance(member, learned, self._learned_at)

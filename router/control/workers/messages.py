@@ -17,9 +17,10 @@ import msgspec
 
 HEAD_BYTES = 4
 
-Query = Literal["ping", "page", "counters", "save_index", "release", "reload", "scrape"]
+Query = Literal["ping", "page", "counters", "prepare_successor", "release", "reload", "scrape"]
 """ping: nothing, to check that the worker replies; page: all its metrics; counters: its metrics that are summed
-over all workers; save_index: write the index snapshot; release: accept no more connections, since other processes
+over all workers; prepare_successor: write the index snapshot, and
+reply what operators have set; release: accept no more connections, since other processes
 do; reload: read the configuration files; scrape, sent by a worker: the metrics page of all workers."""
 
 
@@ -41,6 +42,7 @@ class StartWorker(WorkerMessage, frozen=True):
     learn: bool  # other workers run already: take over what they have learned
     hold: bool  # accept connections after `OpenListeners` only
     join: bool  # connect to other hosts; else after `JoinHosts`
+    state: bytes = b""  # what operators had set at the router that ran before; none: it is in a file, or there is none
 
 
 class LivingWorker(NamedTuple):

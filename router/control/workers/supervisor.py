@@ -82,16 +82,24 @@ class Worker:
 class Supervisor:
     """Keeps workers running, from `start` to `stop`, as one router; `App` is the counterpart with one process.
     `file` is the path that the configuration was read from; `sockets` includes the sockets that were handed over to
-    this process.
+    this process, and `state` is what was handed over with them.
     """
 
     def __init__(
-        self, config: Config, file: Path | None, clock: Clock, *, only_picker: bool, sockets: ListeningSockets
+        self,
+        config: Config,
+        file: Path | None,
+        clock: Clock,
+        *,
+        only_picker: bool,
+        sockets: ListeningSockets,
+        state: bytes = b"",
     ) -> None:
         self._config = config
         self._file = file
         self._only_picker = only_picker
         self._sockets = sockets
+        self._state = state
         self._clock = clock
         self._tasks = Tasks("workers")
         self._host, self._name = secrets.token_hex(4), f"@warmroute-{secrets.token_hex(8)}"
@@ -164,9 +172,11 @@ class Supervisor:
         worker = self._workers.get(self._on_duty)
         return None if worker is None else await worker.channel.ask(query, timeout_s=timeout_s)
 
-    async def save_index(self) -> None:
-        """Request that the worker on duty write the index snapshot."""
-        await self.ask_on_duty("save_index", SAVE_TIMEOUT_S)
+    async def prepare_successor(self) -> bytes:
+        """Request that the worker on duty write the index snapshot. Return what operators have set; nothing if it does
+        not reply.
+        """
+        return await self.ask_on_duty("prepare_successor", SAVE_TIMEOUT_S) or b""
 
     def reload(self) -> None:
         """Apply the changes of the configuration files that need no restart."""
@@ -263,6 +273,7 @@ class Supervisor:
             learn=any(worker.up for worker in self._workers.values()),
             hold=self._hold,
             join=self._join,
+            state=self._state,
         )
 
     def _on_message(self, worker: Worker, message: AnyMessage) -> None:

@@ -5,31 +5,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from router.config.reader import load_policies
-from router.config.schema import Config, PolicyConfig
-from router.config.sections.admission import AdmissionConfig
+from router.config.schema import Config
 from router.config.sections.experiment import ExperimentConfig
 from router.control.peers.policies import (
     ArmRolledBack,
     PolicyDecision,
-    PolicyRule,
     SharedPolicies,
-    _build_from_rule,
-    _make_rule,
 )
-from router.errors import ConfigError
-from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.experiments.results import Finding
-from router.scheduling.policy.policy import build_policies
 from router.tasks import Tasks
 from router.telemetry.audit_log import AuditLog
-from scorers.registry import load_registry
 from tests.fakes.engines import eventually
 from tests.paths import CONFIGS
 from tests.router.control.control_plane import EXPERIMENT, TEXTS, ControlPlane, experiment
@@ -236,50 +227,3 @@ async def test_a_rollback_of_another_experiment_waits_until_that_one_is_back() -
         assert a.plane.control.policy_set.experiment is None
         await a.plane.control.start_experiment(experiment().model_dump_json(exclude_defaults=True), "ann")
         assert a.rolled_back == {"far"}
-
-
-# policies as messages
-
-
-def configured() -> PolicySet:
-    return PolicySet(build_policies(ROOT_POLICIES), "warm", SENT_EXPERIMENT)
-
-
-def test_all_policies_of_a_decision_are_the_same_elsewhere() -> None:
-    sent = configured()
-    before = PolicySet(build_policies({"x": ROOT_POLICIES["random"]}), "x")
-    built = _build_from_rule(_make_rule(sent), before, load_registry())
-    assert len(built.policies) == len(ROOT_POLICIES) > 10
-    assert {name: policy.digest for name, policy in built.policies.items()} == {
-        name: policy.digest for name, policy in sent.policies.items()
-    }
-    assert (built.active, built.experiment, built.digests) == ("warm", SENT_EXPERIMENT, sent.digests)
-
-
-def test_policies_that_did_not_change_stay_with_all_that_they_learned() -> None:
-    here = configured()
-    changed = PolicyConfig.model_validate({"scorers": [{"name": "queue_depth"}]})
-    then = PolicySet(here.policies | build_policies({"round_robin": changed}), "warm", SENT_EXPERIMENT)
-    built = _build_from_rule(_make_rule(then), here, load_registry())
-    assert built.policies["warm"] is here.policies["warm"]
-    assert built.policies["round_robin"] is not here.policies["round_robin"]
-    assert built.policies["round_robin"].spec == changed
-
-
-def test_policies_that_are_not_in_a_decision_are_gone() -> None:
-    here = configured()
-    then = PolicySet({"warm": here.policies["warm"]}, "warm")
-    assert list(_build_from_rule(_make_rule(then), here, load_registry()).policies) == ["warm"]
-
-
-def test_what_admits_requests_is_the_same_elsewhere() -> None:
-    here = configured()
-    admission = AdmissionConfig.model_validate({"enabled": True, "rule": {"name": "concurrency", "per_target": 3}})
-    built = _build_from_rule(_make_rule(replace(here, admission=admission)), here, load_registry())
-    assert built.admission == admission
-
-
-def test_a_policy_that_cannot_be_built_is_named() -> None:
-    rule = PolicyRule({"warm": '{"scorers": [{"name": "not_installed_here"}]}'}, "warm", None, "{}")
-    with pytest.raises(ConfigError, match="not_installed_here"):
-        _build_from_rule(rule, configured(), load_registry())
