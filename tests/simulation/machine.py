@@ -1,12 +1,15 @@
-"""The machine below a simulated world: randomness, threads and ZeroMQ come from the world's seed and loop.
+"""The machine below a simulated world: randomness, threads and ZeroMQ come from the world's seed and loop, and garbage
+is collected at its times.
 
 Processes draw secrets, run ids and UUIDs from the operating system, hand work to thread pools, and exchange messages
 by libzmq. All three are replaced where Python reaches them, so that the product's own code, compiled or not, and its
-other libraries are unchanged.
+other libraries are unchanged. The garbage collector would run after so many allocations, of whatever the process did
+before; what it finds may schedule callbacks (asynchronous generators that nobody closed).
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 from collections.abc import Iterator
@@ -26,7 +29,9 @@ SECRET_ENV = "SIMULATED_REPLICAS_SECRET"  # the name of the variable
 
 @contextmanager
 def simulated_machine(rng: Rng, loop: VirtualLoop) -> Iterator[None]:
-    """Draw all randomness from `rng`, and run threads and ZeroMQ on `loop`, while entered."""
+    """Draw all randomness from `rng`, and run threads and ZeroMQ on `loop`, while entered. The caller collects
+    garbage.
+    """
 
     def urandom(size: int) -> bytes:
         return b"".join(rng.bits().to_bytes(8, "little") for _ in range(-(-size // 8)))[:size]
@@ -41,4 +46,9 @@ def simulated_machine(rng: Rng, loop: VirtualLoop) -> Iterator[None]:
         patch.object(zmq, "Context", lambda: SimulatedContext(loop.network)),
         patch.dict(os.environ, {SECRET_ENV: "the secret of simulated routers"}),
     ):
-        yield
+        gc.collect()
+        gc.disable()
+        try:
+            yield
+        finally:
+            gc.enable()

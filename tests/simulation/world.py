@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ from tests.simulation.network import Network
 from tests.simulation.oracle import Oracle
 from tests.simulation.routers import RouterHost
 
+COLLECT_S = 30.0  # between two collections of garbage
 QUIET_S = 180.0  # without requests and faults, before anything is checked
 SESSIONS = 6
 POLICIES: Sequence[dict[str, Any]] = (
@@ -122,7 +124,10 @@ class World:
             await router.start()
         self.clients.start(SESSIONS)
         self.faults.start()
-        await asyncio.sleep(60 * self._minutes)
+        until_s = self._loop.time() + 60 * self._minutes
+        while self._loop.time() < until_s:
+            await asyncio.sleep(min(COLLECT_S, until_s - self._loop.time()))
+            gc.collect()
         await self.clients.finish(2 * PATIENCE_S)
         await self.faults.heal()
         await asyncio.sleep(QUIET_S)

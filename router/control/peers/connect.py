@@ -82,7 +82,8 @@ def connect_peers(exchange: PeerExchange, local: LocalState, tasks: Tasks, clock
     """Let `exchange` share the state of this process, with one part for each kind of state."""
     scheduler, control = local.scheduler, local.control
     policies = SharedPolicies(control, exchange)
-    facts = SharedFacts(scheduler, exchange, lambda: exchange.members, lambda: control.trouble(REPLICAS))
+    decisions = lambda: [policies.version[:2], control.rollbacks]  # noqa: E731
+    facts = SharedFacts(scheduler, exchange, lambda: exchange.members, lambda: control.trouble(REPLICAS), decisions)
     policies.on_applied = facts.publish
     control.wait_for_workers_with(facts.wait_until_applied)
     exchange.compare = facts.compare

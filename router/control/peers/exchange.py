@@ -33,7 +33,7 @@ from router.control.peers.frames import PROTOCOL, BeatAck, MessageCodec, PeerFra
 from router.control.peers.learned_state import LearnedState
 from router.control.peers.links import Link
 from router.control.peers.loads import SharedLoads
-from router.control.peers.messages import AllLoads, LoadMessage, SessionAnswered, SessionMoved
+from router.control.peers.messages import AllLoads, LoadMessage, SessionAnswered, SessionMoved, StateWanted
 from router.control.peers.network import FAR_GATHER_S, NEAR_GATHER_S, PeerNetwork
 from router.control.peers.parts import Message, SharedPart
 from router.control.peers.peer_runs import BEAT_S, SILENT_S, PeerRun, PeerRuns
@@ -53,10 +53,6 @@ NEAR_PAUSE_S, FAR_PAUSE_S = 0.002, 0.02  # from news to the next read, to collec
 FRAMES_AT_ONCE = 20  # applied without a pause for other work of the event loop
 FIRST_BEAT_S = 0.05  # while workers of this host connect
 BIND_RETRY_S = 0.1  # for the port that another worker of this host had
-
-
-class StateWanted(Message, frozen=True):
-    """Requests the receiver's state: the sender has missed messages, or has just started."""
 
 
 class HostNetwork(NamedTuple):

@@ -1,4 +1,8 @@
-"""Compares the processes in front of one fleet: each publishes its policies and engines."""
+"""Compares the processes in front of one fleet: each publishes its policies, engines and operators' decisions.
+
+A process may end when only some of the others have received its last decision. Those that differ therefore request each
+other's state until they agree.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ from typing import ClassVar
 
 import msgspec
 
+from router.control.peers.messages import StateWanted
 from router.control.peers.parts import Message, Peers
 from router.control.summaries import summarize_policies
 from router.scheduling.scheduler import Scheduler
@@ -28,12 +33,13 @@ class PeerFacts(Message, frozen=True):
     count: int  # of instances
     digests: dict[str, str] = {}  # of the policies in use, by name
     trouble: str | None = None  # why the policies of peers could not be put in force
+    decisions: str = ""  # digest of operators' decisions; empty: a version without it
 
 
 class SharedFacts:
     """Publishes the facts of this process, and keeps those of its peers. `members` returns the runs of the other
     workers of this host; `trouble` returns why the policies of peers could not be put in force, or None if they are
-    in force.
+    in force; `decisions` returns the decisions known here about policies, as plain data.
     """
 
     messages: ClassVar[Sequence[type[Message]]] = (PeerFacts,)
@@ -44,11 +50,14 @@ class SharedFacts:
         peers: Peers,
         members: Callable[[], Collection[str]],
         trouble: Callable[[], str | None],
+        decisions: Callable[[], object],
     ) -> None:
         self._scheduler = scheduler
         self._peers = peers
         self._members = members
         self._trouble = trouble
+        self._decisions = decisions
+        self._differing: set[str] = set()  # runs that knew other decisions at the last look
         self._sent: PeerFacts | None = None
         self._others: dict[str, PeerFacts] = {}  # by run
         self._changed = asyncio.Event()  # of peers
@@ -99,18 +108,33 @@ class SharedFacts:
                     await self._changed.wait()
 
     async def _follow(self) -> None:
-        """Publish the facts when they have changed, until cancelled."""
+        """Publish the facts when they have changed, and settle differences, until cancelled."""
         while True:
             self.publish()
+            self.settle_differences()
             await asyncio.sleep(LOOK_S)
+
+    def settle_differences(self) -> None:
+        """Request the state of peers that knew other decisions at this look and the one before."""
+        own = self.own()
+        differing = {
+            run
+            for run, facts in self._others.items()
+            if facts.decisions not in ("", own.decisions) and facts.instances == own.instances
+        }
+        for run in sorted(differing & self._differing):
+            self._peers.send_to(run, StateWanted())
+        self._differing = differing
 
     def own(self) -> PeerFacts:
         """Return the facts of this process."""
         policy_set = self._scheduler.selector.policy_set
         policies = msgspec.json.encode(summarize_policies(policy_set))
         names = sorted(instance.id for instance in self._scheduler.fleet)
+        drained = sorted(instance.id for instance in self._scheduler.fleet if instance.drained)
+        decisions = msgspec.json.encode([drained, self._decisions()])
         digests = _digest([policies]), _digest(name.encode() for name in names)
-        return PeerFacts(*digests, len(names), dict(policy_set.digests), self._trouble())
+        return PeerFacts(*digests, len(names), dict(policy_set.digests), self._trouble(), _digest([decisions]))
 
 
 def _digest(parts: Iterable[bytes]) -> str:

@@ -67,6 +67,10 @@ class PredictionChecked(Message, frozen=True):
     finding: Finding
 
 
+class StateWanted(Message, frozen=True):
+    """Requests the receiver's state: the sender has missed messages, has just started, or knows other decisions."""
+
+
 class DrainMessage(Message, frozen=True):
     """An operator's decision. The highest `version` counts; among equal versions, the greatest `by`."""
 

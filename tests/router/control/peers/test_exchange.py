@@ -15,6 +15,7 @@ from router.backends.discovery.discovery import DiscoveredInstance
 from router.config import schema
 from router.control.peers import exchange
 from router.control.peers.experiments import COUNTS_S
+from router.control.peers.facts import LOOK_S
 from router.control.peers.frames import PROTOCOL
 from router.control.peers.messages import BreakerMoved, SessionAnswered, SessionMoved
 from router.control.peers.partitioned_experiment import PartitionedExperiment
@@ -104,6 +105,24 @@ async def test_after_a_partition_all_agree() -> None:
                 a.release(booking)
             b.release(b_booking)
             await eventually(lambda: a.requests == b.requests == 0)
+
+
+async def test_decisions_of_a_replica_that_ended_reach_those_that_did_not_receive_them() -> None:
+    """`z` reaches only `b`, and ends; `c` decides about the same instance without knowing."""
+    ports = dict(zip("zbc", free_ports(3), strict=True))
+    z, b, c = (Replica(run, ports[run], [address(ports[one]) for one in known]) for run, known in
+               (("z", "zb"), ("b", "zbc"), ("c", "bc")))  # fmt: skip
+    async with running(b, c):
+        await eventually(lambda: b.hears("c") and c.hears("b"))
+        async with running(z):
+            await eventually(lambda: b.hears("z"))
+            z.core.drain("a", True)
+            await z.control.activate("other", "zoe")
+            await eventually(lambda: b.drained and b.active == "other")
+        assert (c.drained, c.active) == (False, "warm")
+        c.core.drain("a", False)
+        await eventually(lambda: c.drained and c.active == "other", 3 * LOOK_S + AGREED_WITHIN_S)
+        assert (b.drained, b.active) == (True, "other")
 
 
 async def test_without_the_secret_nothing_is_sent_or_received() -> None:

@@ -32,7 +32,7 @@ class Process:
         self.trouble: str | None = None
         self.members: set[str] = set()
         peers = network.join(run)
-        self.facts = SharedFacts(self.plane.core, peers, lambda: self.members, lambda: self.trouble)
+        self.facts = SharedFacts(self.plane.core, peers, lambda: self.members, lambda: self.trouble, list)
         self.policies = SharedPolicies(self.plane.control, peers)
         self.policies.on_applied = self.facts.publish
         self.plane.control.wait_for_workers_with(self.facts.wait_until_applied)
