@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +18,7 @@ from router.cli.simulate.charts import make_charts, png, svg
 from router.cli.terminal import drawing
 from router.cli.terminal.console import PrintableConsole
 from router.cli.terminal.output import catch_interrupt, progress_bar, render, writing
+from router.cli.workload.command import print_unusable
 from router.clock import Clock, SystemClock
 from router.errors import ConfigError, WarmrouteError
 from router.lab.sweep.capacity import CapacityResult, CapacitySearch
@@ -58,7 +58,11 @@ def simulate(spec: SweepSpec, output: SweepOutput = TABLES, console: Console | N
     notes = PrintableConsole(stderr=True) if output.json else console
     if output.out is not None and output.chart:
         drawing.require()
-    cells = make_cells(spec, partial(notes.print, markup=False, soft_wrap=True))
+    unusable: list[str] = []
+    try:
+        cells = make_cells(spec, unusable.append)
+    finally:
+        print_unusable(notes, spec.workload, unusable)
     tasks = _searches(cells, output.share) if output.find_capacity else cells
     done = _run(tasks, output.jobs or os.cpu_count() or 1, notes)
     encoded = encode_results(spec, cells, done)

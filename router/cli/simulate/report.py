@@ -10,9 +10,11 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from itertools import groupby
 from math import inf
+from pathlib import Path
 from typing import NamedTuple
 
 from router.cli.terminal.output import MISSING, Grid, GridEntry, make_grid
+from router.config.lookup import YAML_SUFFIXES
 from router.lab.simulator.outcome import ServiceLimits
 from router.lab.simulator.scenario import InstanceFailure, Trouble
 from router.lab.sweep import comparison
@@ -71,23 +73,20 @@ def of_capacities(found: Sequence[comparison.CapacityTable]) -> list[Grid]:
 
 
 def of_sizes(found: Sequence[comparison.FleetSizes], share: float, limits: ServiceLimits) -> list[Grid]:
-    """Return a table per load: by policy the share of requests served well by each fleet size, and the smallest size
-    that serves `share` of them well, as all larger ones do.
+    """Return a table, or none without `found`: per policy, fleet and load the share of requests that each size serves
+    well, and the smallest size that serves `share` of them well, as all larger ones do.
     """
-    grids = []
-    for one in found:
-        sizes = sorted({size for shares in one.shares.values() for size in shares})
-        title = (
-            f"Requests within {limits.ttft_s:g} s to the first token and {limits.tpot_s:g} s per later one, by number "
-            f"of instances: {one.beside}"
-        )
-        heads = ("policy", *(f"{size:,}" for size in sizes), f"instances for {share:.0%}")
-        rows = [
-            (policy, *(_percent(shares.get(size)) for size in sizes), _needed(shares, sizes, share))
-            for policy, shares in one.shares.items()
-        ]
-        grids.append(make_grid(title, heads, rows))
-    return grids
+    sizes = sorted({size for one in found for shares in one.shares.values() for size in shares})
+    rows = [
+        (policy, one.beside, *(_percent(shares.get(size)) for size in sizes), _needed(shares, sizes, share))
+        for one in found
+        for policy, shares in one.shares.items()
+    ]
+    title = (
+        f"Requests within {limits.ttft_s:g} s to the first token and {limits.tpot_s:g} s per later one, by instances"
+    )
+    heads = ("policy", "fleet and load", *(f"{size:,}" for size in sizes), f"instances for {share:.0%}")
+    return [make_grid(title, heads, rows, labels=2)] if rows else []
 
 
 def _needed(shares: Mapping[int, comparison.FigureValue | None], sizes: Sequence[int], share: float) -> str:
@@ -118,8 +117,9 @@ def settings(spec: SweepSpec, cells: Sequence[SweepCell], search: bool = False) 
             load = f"{named}: a share of what each fleet serves without caches, so more instances get more requests"
         case "sessions":
             load = f"{named}: more instances get more sessions"
-    kv_tokens = cells[0].scenario.profile.kv_tokens
-    return [f"{'First load of the search' if search else 'Load'}: {load}.", f"Engines: profile {spec.profile}, a KV cache of {kv_tokens:,} tokens each."]
+    engines = f"profile {spec.profile}, a KV cache of {cells[0].scenario.profile.kv_tokens:,} tokens each"
+    hint = "" if Path(spec.profile).suffix in YAML_SUFFIXES else "; `warmroute profile` writes that of a running fleet"
+    return [f"{'First load of the search' if search else 'Load'}: {load}.", f"Engines: {engines}{hint}."]
 
 
 def remarks(failed: Sequence[CellFailure], interrupted: bool, seeds: int) -> list[str]:

@@ -76,11 +76,9 @@ def test_the_smallest_fleet_of_those_that_serve_the_same_requests_well(
     cells = [a_cell(instances=2 + place, load=as_recorded) for place in range(3)]
     tables = compare(a_result(cell, good_share=share) for cell, share in zip(cells, shares, strict=True))
     (grid,) = report.of_sizes(compare_sizes(tables), 0.9, ServiceLimits(2.0, 0.1))
-    assert grid.title == (
-        "Requests within 2 s to the first token and 0.1 s per later one, by number of instances: "
-        "no pool, 3 requests/s as recorded"
-    )
-    assert grid.heads == ("policy", "2", "3", "4", "instances for 90%")
+    assert grid.title == "Requests within 2 s to the first token and 0.1 s per later one, by instances"
+    assert grid.heads == ("policy", "fleet and load", "2", "3", "4", "instances for 90%")
+    assert grid.rows[0][1].text == "no pool, 3 requests/s as recorded"
     assert grid.rows[0][-1].text == needed
 
 
