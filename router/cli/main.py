@@ -16,6 +16,7 @@ import typer
 
 from router.cli.admin.commands import experiment as experiment_commands
 from router.cli.admin.commands import policy as policy_commands
+from router.cli.admin.profile import profile as profile_command
 from router.cli.admin.usage import usage as usage_command
 from router.cli.advise.command import advise as advise_command
 from router.cli.doctor.command import doctor as doctor_command
@@ -45,6 +46,7 @@ app.add_typer(policy_commands, name="policy")
 app.add_typer(experiment_commands, name="experiment")
 app.command("usage")(usage_command)
 app.command("rollout")(rollout_command)
+app.command("profile")(profile_command)
 app.command()(simulate_command)
 app.command()(advise_command)
 app.add_typer(workload_commands, name="workload")

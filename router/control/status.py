@@ -280,6 +280,8 @@ class Status:
             "capacity_tokens": target.capacity_tokens,
             "load": to_plain(target.load_book.load(speed, now)),
             "speed": to_plain(speed),
+            "decode_alone": to_plain(target.latency_model.decode_alone(now)),
+            "speed_deviation": target.latency_model.deviation._asdict(),
             "slowdown": round(target.latency_model.slowdown, 2),
             "promises": {
                 "trusted": target.overlap_accuracy.trusted,

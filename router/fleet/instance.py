@@ -205,8 +205,14 @@ class Target:
         """
         batch = booking.batch
         if batch is not None and output_tokens >= DECODE_TOKENS:
-            step_ms = (duration_ms - ttft_ms) / (output_tokens - 1)
-            self.latency_model.observe_decode_step(step_ms, batch.requests, batch.context_tokens, now)
+            steps = output_tokens - 1
+            self.latency_model.observe_decode_step(
+                (duration_ms - ttft_ms) / steps,
+                batch.requests,
+                batch.context_tokens,
+                now,
+                booking.prefilled_per_step(steps),
+            )
             self.on_speed_change()
 
     def _observe_pool_loads(self, before: PoolTransferCounts, after: PoolTransferCounts, now: float) -> None:

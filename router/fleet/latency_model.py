@@ -11,6 +11,7 @@ requests between them make several samples in a row three times as long.
     a lone answer that loaded tokens:    TTFT - curve(computed tokens)               -> that link
     vLLM's counters between two polls:   mean time and size of its loads             -> the pool, at first
     a streamed answer of some length:    mean time per token after the first         -> the decode step
+    the same, less the prefills of others meanwhile                                  -> the engine's own decode step
 
 TTFT includes everything that a request waits for: the lookup, the queue before the single receiving thread, and the
 scheduler step that notices the end. The counters time only the copy, so they are too optimistic; they only need to
@@ -22,16 +23,18 @@ distinguish it from them (`assume`). Otherwise an unmeasured instance would be p
 its twins are priced by measurements, and noise would decide among twins that cost the same.
 
 Queueing would look like slowness, so callers pass only requests with no other prefill at the target
-(`Booking.alone`). Decoding is never alone: its fit depends on the other requests in the batch.
+(`Booking.alone`). Decoding is never alone: its fit depends on the other requests in the batch. A client waits for the
+prefills between its tokens, so the decode step of a `Speed` includes them; whoever computes these prefills beside it,
+as a simulation does, needs the engine's own step (`decode_alone`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Generic, Literal, TypeVar, get_args
+from typing import Generic, Literal, NamedTuple, TypeVar, get_args
 
 from router.config.schema import SpeedPrior, TransferPrior
-from router.fleet.load import attended_pairs
+from router.fleet.load import PrefilledWork, attended_pairs
 from router.fleet.recursive_least_squares import NOISE_FLOOR_MS, RecursiveLeastSquares
 from router.fleet.saved_parts import SavedFit
 from router.fleet.step_change import SteppedFit
@@ -49,6 +52,13 @@ DECODE_NOISE_MS = 0.2  # jitter left in the mean over many steps
 VALUE_MAX_AGE_S = 1.0  # a `Speed` is reused this long, so its ages are good to a second
 
 
+class SpeedDeviation(NamedTuple):
+    """One standard deviation of each coefficient of an instance's own fits, in the order of the contract's fields."""
+
+    prefill: tuple[float, ...]
+    decode_alone: tuple[float, ...]
+
+
 class LatencyModel:
     """The fits of one instance. Features are scaled to thousands of tokens and millions of pairs, so that the
     coefficients are exactly those of the contract, in the same units.
@@ -61,6 +71,7 @@ class LatencyModel:
         self._pool_counters = _fit_transfer(prior.pool)
         step = prior.decode
         self._decode = _Fit(Decode, [step.base_ms, step.us_per_request, step.ns_per_context_token], DECODE_NOISE_MS)
+        self._decode_alone = _Fit(Decode, list(self._decode.coefficients), DECODE_NOISE_MS)
         self._decode_at: float | None = None
         self._typical: Speed | None = None  # the typical speed of the instance's peers
         self.has_news = False  # whether a fit got its first sample
@@ -79,6 +90,15 @@ class LatencyModel:
         """
         return self._curve.slowdown
 
+    @property
+    def deviation(self) -> SpeedDeviation:
+        """How far the coefficients of the prefill curve and of `decode_alone` may be off."""
+        return SpeedDeviation(self._curve.deviations, self._decode_alone.deviations)
+
+    def decode_alone(self, now: float) -> Decode:
+        """Return the engine's own decode step: without the prefills of other requests between the steps."""
+        return self._decode_alone.value(now)
+
     def on_new_process(self) -> None:
         """Assume the speed before the engine became slower: what slowed the process down may have ended with it."""
         self._curve.forget_slowdown()
@@ -87,7 +107,7 @@ class LatencyModel:
     @property
     def fits(self) -> list[RecursiveLeastSquares]:
         """All fits, in a fixed order: new fits are appended at the end."""
-        return [self._curve, *self._links, self._pool_counters, self._decode]
+        return [self._curve, *self._links, self._pool_counters, self._decode, self._decode_alone]
 
     def restore(self, saved: Sequence[SavedFit], saved_at: float) -> None:
         """Continue from the `fits` that another router had at `saved_at`, for the fits without samples here."""
@@ -121,16 +141,29 @@ class LatencyModel:
             self._pool_counters.observe([1.0, tokens / 1e3], ms, now)
             self._note(self._pool_counters)
 
-    def observe_decode_step(self, step_ms: float, requests: float, context_tokens: float, now: float) -> None:
+    def observe_decode_step(
+        self,
+        step_ms: float,
+        requests: float,
+        context_tokens: float,
+        now: float,
+        prefilled: PrefilledWork | None = None,
+    ) -> None:
         """Add an answer's mean time per token in a batch of `requests` with `context_tokens`, including the
-        answer's own. One sample per `DECODE_EVERY_S` is taken, the others are ignored.
+        answer's own; `prefilled` is the prefill work of other requests per token, None if unknown. One sample per
+        `DECODE_EVERY_S` is taken, the others are ignored.
         """
         if requests <= 0 or context_tokens < 0 or not 0 < step_ms < LONGEST_MS:
             return
         if self._decode_at is not None and now - self._decode_at < DECODE_EVERY_S:
             return
         self._decode_at = now
-        self._decode.observe([1.0, requests / 1e3, context_tokens / 1e6], step_ms, now)
+        batch = [1.0, requests / 1e3, context_tokens / 1e6]
+        self._decode.observe(batch, step_ms, now)
+        if prefilled is not None and self.samples >= CURVE_SAMPLES:
+            # without the fixed part of a prefill: its step decodes as well
+            prefills_ms = self._curve.predict([0.0, prefilled.tokens / 1e3, prefilled.attended / 1e6])
+            self._decode_alone.observe(batch, step_ms - prefills_ms, now, prefills_ms)
         self._note(self._decode)
 
     def _note(self, fit: RecursiveLeastSquares) -> None:

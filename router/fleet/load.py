@@ -52,6 +52,13 @@ class _LiveShare:
         self.block_tokens = block_tokens
 
 
+class PrefilledWork(NamedTuple):
+    """Work of prefills that are over: uncached tokens and attended pairs."""
+
+    tokens: float
+    attended: float
+
+
 class Booking:
     """One request's share of a target's load, from the choice until the first `release`."""
 
@@ -61,6 +68,7 @@ class Booking:
         "_ended",
         "_live",
         "_load_book",
+        "_prefilled",
         "_prompt_tokens",
         "_released",
         "_uncached_tokens",
@@ -82,18 +90,27 @@ class Booking:
         self._prompt_tokens = prompt_tokens
         self._began: tuple[int, int] | None = None  # requests and context tokens of the target at the first byte
         self._ended: tuple[int, int] | None = None  # requests and context tokens just before the release
+        self._prefilled: PrefilledWork | None = None  # at the target, at the first byte
         self._released = False
         self.alone = alone  # no other request waited for its first byte, so its TTFT is the engine's speed
 
     def on_first_byte(self) -> None:
         """Release the prefill's share. Later calls, and calls after `release`, have no effect."""
         if self._began is None:
-            load_book = self._load_book
-            self._began = (load_book.requests, load_book.context_tokens)
-            load_book.on_change()
-            load_book.prefilling -= 1
-            load_book.prefill_tokens -= self._uncached_tokens
-            load_book.prefill_attended -= self._attended
+            self._end_prefill()
+            before = self._load_book.prefilled
+            self._load_book.prefilled = PrefilledWork(
+                before.tokens + self._uncached_tokens, before.attended + self._attended
+            )
+            self._prefilled = self._load_book.prefilled
+
+    def _end_prefill(self) -> None:
+        load_book = self._load_book
+        self._began = (load_book.requests, load_book.context_tokens)
+        load_book.on_change()
+        load_book.prefilling -= 1
+        load_book.prefill_tokens -= self._uncached_tokens
+        load_book.prefill_attended -= self._attended
 
     def release(self) -> bool:
         """Release the whole booking. Returns False, and counts a double release, if it was released before."""
@@ -102,7 +119,7 @@ class Booking:
             load_book.double_releases += 1
             return False
         if self._began is None:
-            self.on_first_byte()
+            self._end_prefill()
         else:
             self._ended = (load_book.requests, load_book.context_tokens)
         self._released = True
@@ -121,6 +138,17 @@ class Booking:
         if self._began is None or self._ended is None:
             return None
         return BatchShare((self._began[0] + self._ended[0]) / 2, (self._began[1] + self._ended[1]) / 2)
+
+    def prefilled_per_step(self, steps: int) -> PrefilledWork | None:
+        """Return the prefills of other requests that ended at the target since this one's first byte, divided by the
+        `steps` of its answer. None without a first byte, and when other processes book at the target, whose prefills
+        are not known.
+        """
+        load_book, before = self._load_book, self._prefilled
+        if before is None or load_book.siblings.requests:
+            return None
+        now = load_book.prefilled
+        return PrefilledWork((now.tokens - before.tokens) / steps, (now.attended - before.attended) / steps)
 
 
 class LoadBook:
@@ -142,6 +170,7 @@ class LoadBook:
         "output_tokens_per_s",
         "prefill_attended",
         "prefill_tokens",
+        "prefilled",
         "prefilling",
         "prompt_tokens",
         "requests",
@@ -158,6 +187,7 @@ class LoadBook:
         self.prefilling = 0  # requests without a first byte yet
         self.prefill_tokens = 0  # uncached prompt tokens of the prefilling requests
         self.prefill_attended = 0.0  # (new x earlier token) pairs of the prefilling requests: the quadratic work
+        self.prefilled = PrefilledWork(0, 0.0)  # by this process, all that had a first byte
         self.prompt_tokens = 0  # tokens of the whole prompts of all bookings
         self.context_tokens = 0  # tokens that fill the cache: prompts only, as growing answers are not counted
         self.booked_tokens = 0  # tokens of KV memory that these prompts use; shared blocks count once

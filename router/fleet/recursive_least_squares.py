@@ -117,6 +117,13 @@ class RecursiveLeastSquares:
             self._rounded = tuple(map(round_to_six_digits, self.theta))
         return self._rounded
 
+    @property
+    def deviations(self) -> tuple[float, ...]:
+        """One standard deviation of each coefficient, rounded as they are: how far it may be off. A coefficient of
+        features that the samples hardly have stays as uncertain as its prior.
+        """
+        return tuple(round_to_six_digits(sqrt(max(0.0, self._p[i][i]))) for i in range(len(self._p)))
+
     def age_s(self, now: float) -> float | None:
         """Return the time since the last sample, in whole milliseconds; None if there was none."""
         return None if self._last_at is None else round(now - self._last_at, 3)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,11 +18,12 @@ from router.cli.simulate.charts import make_charts, png, svg
 from router.cli.terminal import drawing
 from router.cli.terminal.console import PrintableConsole
 from router.cli.terminal.output import catch_interrupt, progress_bar, render, writing
+from router.cli.workload.command import print_unusable
 from router.clock import Clock, SystemClock
 from router.errors import ConfigError, WarmrouteError
 from router.lab.sweep.capacity import CapacityResult, CapacitySearch
 from router.lab.sweep.cells import CellFailure, CellResult, SweepCell
-from router.lab.sweep.comparison import SweepResult, compare, encode_results, summarize_capacities
+from router.lab.sweep.comparison import SweepResult, compare, compare_sizes, encode_results, summarize_capacities
 from router.lab.sweep.parallel import run_parallel
 from router.lab.sweep.spec import SweepSpec, make_cells
 
@@ -37,7 +37,8 @@ class AllCellsFailed(WarmrouteError):
 class SweepOutput(NamedTuple):
     """Destination and form of the results."""
 
-    capacity_share: float | None = None  # search per cell for the highest load with this share of requests in limits
+    find_capacity: bool = False  # search per cell for the highest load that is served well
+    share: float = 0.9  # of requests within both limits that counts as served well
     jobs: int | None = None  # processes; None: one per core
     out: Path | None = None  # folder for JSON, charts and the page
     json: bool = False  # print JSON instead of tables
@@ -57,11 +58,15 @@ def simulate(spec: SweepSpec, output: SweepOutput = TABLES, console: Console | N
     notes = PrintableConsole(stderr=True) if output.json else console
     if output.out is not None and output.chart:
         drawing.require()
-    cells = make_cells(spec, partial(notes.print, markup=False, soft_wrap=True))
-    tasks = cells if output.capacity_share is None else _searches(cells, output.capacity_share)
+    unusable: list[str] = []
+    try:
+        cells = make_cells(spec, unusable.append)
+    finally:
+        print_unusable(notes, spec.workload, unusable)
+    tasks = _searches(cells, output.share) if output.find_capacity else cells
     done = _run(tasks, output.jobs or os.cpu_count() or 1, notes)
     encoded = encode_results(spec, cells, done)
-    page = _report(output.command_line, spec, cells, done)
+    page = _report(output, spec, cells, done)
     if output.json:
         console.out(encoded.decode(), end="", highlight=False)
     else:
@@ -73,11 +78,16 @@ def simulate(spec: SweepSpec, output: SweepOutput = TABLES, console: Console | N
     return not done.interrupted
 
 
-def _report(command_line: str, spec: SweepSpec, cells: Sequence[SweepCell], done: SweepResult) -> report.ResultPage:
+def _report(output: SweepOutput, spec: SweepSpec, cells: Sequence[SweepCell], done: SweepResult) -> report.ResultPage:
+    tables = compare(done.measured)
     return report.ResultPage(
-        command_line,
-        tuple(report.of_comparison(table) for table in compare(done.measured)),
-        tuple(report.of_capacities(summarize_capacities(done.capacities))),
+        output.command_line,
+        tuple(report.settings(spec, cells, output.find_capacity)),
+        tuple(report.of_comparison(table) for table in tables),
+        (
+            *report.of_sizes(compare_sizes(tables), output.share, cells[0].limits),
+            *report.of_capacities(summarize_capacities(done.capacities)),
+        ),
         (*report.fault_remarks(cells, done.measured), *report.remarks(done.failed, done.interrupted, spec.seeds)),
     )
 
@@ -109,6 +119,8 @@ def _run(tasks: Sequence[SweepCell | CapacitySearch], jobs: int, console: Consol
 
 
 def _print_report(results: report.ResultPage, console: Console) -> None:
+    for line in results.settings:
+        console.print(line, markup=False, soft_wrap=True)
     for grid in (*results.comparisons, *results.capacities):
         console.print(render(grid))
     for line in results.remarks:

@@ -36,8 +36,10 @@ def simulate(
     kv_tokens: int | None = Option(None, min=1, help="KV tokens of an instance, instead of the profile's"),
     pool: str = Option("off", help=MEMORY + "a shared pool, as off,150000"),
     host_memory: str = Option("off", help=MEMORY + "each instance's host memory, as off,150000"),
-    rate: str | None = Option(None, help=OPEN + "requests per second, as 4,8"),
-    rho: str | None = Option(None, help=OPEN + "load, where 1 is the fleet's capacity without caches  [default: 0.9]"),
+    rate: str | None = Option(None, help=OPEN + "requests per second, as 4,8  [default: a file's recorded times]"),
+    rho: str | None = Option(
+        None, help=OPEN + "load, where 1 is the fleet's capacity without caches  [default: 0.9 of a preset]"
+    ),
     sessions_per_instance: str | None = Option(None, help=CLOSED + "concurrent sessions, as 8,16,24  [default: 8]"),
     staggered: bool = Option(True, "--staggered/--in-step", help=CLOSED + "first sessions begin at a random turn"),
     admission: bool = Option(False, "--admission", help="new sessions wait until the caches have room"),
@@ -74,5 +76,5 @@ def simulate(
         measure_speeds(spec)
         return
     command_line = shlex.join(["warmroute", *sys.argv[1:]])
-    if not simulate_cells(spec, SweepOutput(share if find_capacity else None, jobs, out, json, chart, command_line)):
+    if not simulate_cells(spec, SweepOutput(find_capacity, share, jobs, out, json, chart, command_line)):
         sys.exit(130)  # as a shell does for Ctrl-C

@@ -6,17 +6,21 @@ mail: no scripts, no fonts, no network.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from itertools import groupby
 from math import inf
+from pathlib import Path
 from typing import NamedTuple
 
 from router.cli.terminal.output import MISSING, Grid, GridEntry, make_grid
+from router.config.lookup import YAML_SUFFIXES
+from router.lab.simulator.outcome import ServiceLimits
 from router.lab.simulator.scenario import InstanceFailure, Trouble
 from router.lab.sweep import comparison
 from router.lab.sweep.cells import CellFailure, CellResult, SweepCell
 from router.lab.sweep.options import OFF
+from router.lab.sweep.spec import SweepSpec, given_loads
 
 LOAD = {"rate": "requests/s come", "sessions": "sessions per instance"}
 STYLE = """
@@ -66,6 +70,56 @@ def of_capacities(found: Sequence[comparison.CapacityTable]) -> list[Grid]:
         heads = ("policy", LOAD[some[0].kind], "requests/s end", "within limits")
         grids.append(make_grid(f"Capacity of {fleet}", heads, rows))
     return grids
+
+
+def of_sizes(found: Sequence[comparison.FleetSizes], share: float, limits: ServiceLimits) -> list[Grid]:
+    """Return a table, or none without `found`: per policy, fleet and load the share of requests that each size serves
+    well, and the smallest size that serves `share` of them well, as all larger ones do.
+    """
+    sizes = sorted({size for one in found for shares in one.shares.values() for size in shares})
+    rows = [
+        (policy, one.beside, *(_percent(shares.get(size)) for size in sizes), _needed(shares, sizes, share))
+        for one in found
+        for policy, shares in one.shares.items()
+    ]
+    title = (
+        f"Requests within {limits.ttft_s:g} s to the first token and {limits.tpot_s:g} s per later one, by instances"
+    )
+    heads = ("policy", "fleet and load", *(f"{size:,}" for size in sizes), f"instances for {share:.0%}")
+    return [make_grid(title, heads, rows, labels=2)] if rows else []
+
+
+def _needed(shares: Mapping[int, comparison.FigureValue | None], sizes: Sequence[int], share: float) -> str:
+    well = [(own := shares.get(size)) is not None and own.mean >= share for size in sizes]
+    if not well[-1]:
+        return f"over {sizes[-1]:,}"
+    first = max((number + 1 for number, enough in enumerate(well) if not enough), default=0)
+    return f"{sizes[first]:,}" if first else f"at most {sizes[0]:,}"
+
+
+def _percent(value: comparison.FigureValue | None) -> str:
+    return MISSING if value is None else f"{value.mean:.1%}"
+
+
+def settings(spec: SweepSpec, cells: Sequence[SweepCell], search: bool = False) -> list[str]:
+    """Return the lines above the tables: which load the fleets get and why that one, and what the engines are.
+    `search`: the load is only the one at which a search begins.
+    """
+    loads = list(dict.fromkeys(cell.load for cell in cells))
+    given = given_loads(spec)
+    named = f"{', '.join(map(str, loads))}, set by {given[0].option if given else 'default'}"
+    match loads[0].kind:
+        case "recorded":
+            load = f"{loads[0]} in {spec.workload}, the same for every fleet (others: --rate, --rho)"
+        case "rate":
+            load = f"{named}, the same for every fleet"
+        case "rho":
+            load = f"{named}: a share of what each fleet serves without caches, so more instances get more requests"
+        case "sessions":
+            load = f"{named}: more instances get more sessions"
+    engines = f"profile {spec.profile}, a KV cache of {cells[0].scenario.profile.kv_tokens:,} tokens each"
+    hint = "" if Path(spec.profile).suffix in YAML_SUFFIXES else "; `warmroute profile` writes that of a running fleet"
+    return [f"{'First load of the search' if search else 'Load'}: {load}.", f"Engines: {engines}{hint}."]
 
 
 def remarks(failed: Sequence[CellFailure], interrupted: bool, seeds: int) -> list[str]:
@@ -142,6 +196,7 @@ class ResultPage(NamedTuple):
     """The results of a run, for the terminal and for the page."""
 
     command_line: str
+    settings: tuple[str, ...]
     comparisons: tuple[Grid, ...]
     capacities: tuple[Grid, ...]
     remarks: tuple[str, ...]
@@ -150,7 +205,7 @@ class ResultPage(NamedTuple):
 def html(page: ResultPage, charts: Sequence[str]) -> str:
     """Return the page; `charts` are SVG documents."""
     parts = [f"<h1>Policies in virtual time</h1>\n<pre>{escape(page.command_line)}</pre>"]
-    parts += [f"<p>{escape(line)}</p>" for line in page.remarks]
+    parts += [f"<p>{escape(line)}</p>" for line in (*page.settings, *page.remarks)]
     parts += [f'<div class="chart">{chart[chart.index("<svg") :]}</div>' for chart in charts]
     parts += [_table(grid) for grid in (*page.comparisons, *page.capacities)]
     body = "\n".join(parts)

@@ -6,10 +6,12 @@ Modules are imported when a command runs, so that `--help` answers at once.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 
 from router.cli.terminal.console import PrintableConsole
 
@@ -94,13 +96,20 @@ def read(name: str, seed: int, **sizes: Any) -> Workload:
     """Return the workload as `load_workload` does; the first unusable lines of a file are printed to standard
     error.
     """
-    from router.lab.workloads.source import NAMED_LINES, load_workload
+    from router.lab.workloads.source import load_workload
 
     unusable: list[str] = []
     try:
         return load_workload(name, seed=seed, on_unusable=unusable.append, **sizes)
     finally:
-        for line in unusable[:NAMED_LINES]:
-            err.print(line, markup=False, soft_wrap=True)
-        if len(unusable) > NAMED_LINES:
-            err.print(f"{name}: {len(unusable):,} lines in all were left out", markup=False, soft_wrap=True)
+        print_unusable(err, name, unusable)
+
+
+def print_unusable(console: Console, name: str, lines: Sequence[str]) -> None:
+    """Print the first of the `lines` of workload `name` that could not be used, and how many there are."""
+    from router.lab.workloads.source import NAMED_LINES
+
+    for line in lines[:NAMED_LINES]:
+        console.print(line, markup=False, soft_wrap=True)
+    if len(lines) > NAMED_LINES:
+        console.print(f"{name}: {len(lines):,} lines in all were left out", markup=False, soft_wrap=True)

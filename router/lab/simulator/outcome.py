@@ -85,6 +85,7 @@ class SimulationFigures(NamedTuple):
     pool_share: float | None
     imbalance: float | None  # most computed prompt tokens of an instance over the mean of all; 1: even
     good_per_s: float  # requests per second that met both limits
+    good_share: float | None  # of the requests that were sent: shed and failed ones meet no limit
     waited_p50_s: float | None  # in the admission queue, of requests that had to wait
     waited_p90_s: float | None
 
@@ -141,6 +142,7 @@ def compute_figures(
         pool_share=_share(outcome, outcome.pool_tokens, ok),
         imbalance=_imbalance(outcome, ok),
         good_per_s=sum(is_served_well(outcome, row, limits) for row in ended) / window_s,
+        good_share=sum(is_served_well(outcome, row, limits) for row in sent) / len(sent) if sent else None,
         waited_p50_s=quantile(waits, 0.5),
         waited_p90_s=quantile(waits, 0.9),
     )

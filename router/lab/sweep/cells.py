@@ -1,7 +1,7 @@
 """One cell of a comparison: a policy on a fleet under a load with one seed; its result, or why it failed.
 
 These values travel to worker processes and back. A load defines what "more" means for a workload: an open one is
-played faster, a closed loop has more concurrent sessions.
+played faster, a closed loop has more concurrent sessions. A recorded load is that of a trace's own times.
 """
 
 from __future__ import annotations
@@ -113,13 +113,15 @@ class WorkloadSource(NamedTuple):
 class LoadLevel(NamedTuple):
     """The offered load: arrivals per time, or sessions in progress at once."""
 
-    kind: Literal["rate", "rho", "sessions"]
-    value: float  # requests per second | rho of lab/workloads/offered_load.py | sessions per instance
+    kind: Literal["rate", "recorded", "rho", "sessions"]
+    value: float  # requests per second, for both kinds | rho of lab/workloads/offered_load.py | sessions per instance
 
     def __str__(self) -> str:
         match self.kind:
             case "rate":
                 return f"{self.value:,.4g} requests/s"
+            case "recorded":
+                return f"{self.value:,.4g} requests/s as recorded" if self.value else "all requests at once as recorded"
             case "rho":
                 return f"rho {self.value:.3g}"
             case "sessions":

@@ -104,7 +104,7 @@ class Situation(NamedTuple):
 
     def __str__(self) -> str:
         rate = "" if self.requests_per_s is None else f" ({self.requests_per_s:,.4g} requests/s)"
-        coming = str(self.load) if self.load.kind == "rate" else f"{self.load}{rate}"
+        coming = f"{self.load}{rate}" if self.load.kind == "rho" else str(self.load)
         return f"{self.fleet}, {coming}"
 
 
@@ -116,6 +116,13 @@ class ComparisonRow(NamedTuple):
 class ComparisonTable(NamedTuple):
     situation: Situation
     rows: tuple[ComparisonRow, ...]
+
+
+class FleetSizes(NamedTuple):
+    """Shares of requests served well by fleets that differ only in their size, under the same requests."""
+
+    beside: str  # what all fleets have, and the load
+    shares: dict[str, dict[int, FigureValue | None]]  # by policy and number of instances, the smallest fleet first
 
 
 class CapacityTable(NamedTuple):
@@ -143,6 +150,26 @@ def compare(cells: Iterable[CellResult]) -> list[ComparisonTable]:
             tuple(ComparisonRow(policy, tuple(one.figures for one in own)) for policy, own in policies.items()),
         )
         for (fleet, load), policies in found.items()
+    ]
+
+
+def compare_sizes(tables: Iterable[ComparisonTable]) -> list[FleetSizes]:
+    """Return the fleets of several sizes that got the same requests: those at a rate. A load relative to the fleet
+    gives a larger fleet more requests, and so says nothing about its size.
+    """
+    found: dict[str, dict[str, dict[int, FigureValue | None]]] = {}
+    for table in sorted(tables, key=lambda table: table.situation.fleet.instances):
+        fleet, load, _ = table.situation
+        if load.kind not in ("rate", "recorded"):
+            continue
+        shares = found.setdefault(f"{fleet.beside}, {load}", {})
+        for row in table.rows:
+            share = average_over_seeds([own.good_share for own in row.seeds])
+            shares.setdefault(row.policy, {})[fleet.instances] = share
+    return [
+        FleetSizes(beside, shares)
+        for beside, shares in found.items()
+        if len({size for own in shares.values() for size in own}) > 1
     ]
 
 

@@ -101,7 +101,7 @@ class SweepWorker:
         match cell.load.kind:
             case "sessions":
                 return None
-            case "rate":
+            case "rate" | "recorded":
                 return cell.load.value
             case "rho":
                 demand, fleet = self._work(cell).demand, cell.scenario
@@ -133,7 +133,7 @@ class SweepWorker:
 
     def _set_pace(self, cell: SweepCell, rate: float | None) -> Workload:
         workload = self._work(cell).workload
-        return workload if rate is None else set_rate(workload, rate)
+        return workload if rate is None or cell.load.kind == "recorded" else set_rate(workload, rate)
 
     def _last_s(self, cell: SweepCell, rate: float | None) -> float | None:
         """Return a time just after the last request; None for a closed loop."""

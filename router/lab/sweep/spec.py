@@ -10,18 +10,21 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 from router.errors import ConfigError
 from router.lab.simulator.outcome import ServiceLimits
 from router.lab.simulator.scenario import Scenario
 from router.lab.sweep import options
 from router.lab.sweep.cells import FleetOption, LoadLevel, SweepCell, WorkloadSource
+from router.lab.workloads.model import Workload
+from router.lab.workloads.offered_load import arrival_rate
+from router.lab.workloads.presets import PRESETS
 from router.lab.workloads.source import WorkloadSpec
 
 T = TypeVar("T")
 
-RHO, SESSIONS = 0.9, 8.0  # default load of an open loop, and default sessions per instance of a closed loop
+RHO, SESSIONS = 0.9, 8.0  # default load of an open preset, and default sessions per instance of a closed loop
 LOADS: Mapping[Literal["rate", "rho", "sessions"], str] = {
     "rate": "--rate",
     "rho": "--rho",
@@ -64,6 +67,20 @@ class SweepSpec:
     tpot_limit_s: float = 0.1
 
 
+class GivenLoad(NamedTuple):
+    """An option that sets the load, as given."""
+
+    kind: Literal["rate", "rho", "sessions"]
+    option: str
+    text: str
+
+
+def given_loads(spec: SweepSpec) -> list[GivenLoad]:
+    """Return the options that set the load; `make_cells` accepts at most one."""
+    texts = {"rate": spec.rate, "rho": spec.rho, "sessions": spec.sessions_per_instance}
+    return [GivenLoad(kind, option, text) for kind, option in LOADS.items() if (text := texts[kind]) is not None]
+
+
 def make_cells(spec: SweepSpec, on_unusable: Callable[[str], None]) -> list[SweepCell]:
     """Return the cells, seeds outermost and policies innermost, so that workers reuse a workload for many cells.
 
@@ -84,8 +101,8 @@ def make_cells(spec: SweepSpec, on_unusable: Callable[[str], None]) -> list[Swee
 
     rules = attempt(lambda: options.load_policies(spec.policies, spec.policies_dir or options.POLICIES))
     fleets = attempt(lambda: _fleets(spec))
-    closed = attempt(lambda: source.workload(spec.first_seed, on_unusable).is_closed)
-    loads = None if closed is None else attempt(lambda: _loads(spec, closed))
+    workload = attempt(lambda: source.workload(spec.first_seed, on_unusable))
+    loads = None if workload is None else attempt(lambda: _loads(spec, workload))
     if spec.until_s is not None and spec.until_s <= spec.warmup_s:
         problems.append(f"--until: {spec.until_s:g} s is not after --warmup, {spec.warmup_s:g} s: nothing is counted")
     if problems or rules is None or fleets is None or loads is None:
@@ -144,22 +161,30 @@ def _fronts(spec: SweepSpec, instances: int) -> list[tuple[int, str]]:
     return [(count, text) for count in counts for text in (exchanges if count > 1 else [options.OFF])]
 
 
-def _loads(spec: SweepSpec, closed: bool) -> list[LoadLevel]:
-    texts = {"rate": spec.rate, "rho": spec.rho, "sessions": spec.sessions_per_instance}
-    given = [(kind, option, text) for kind, option in LOADS.items() if (text := texts[kind]) is not None]
+def _loads(spec: SweepSpec, workload: Workload) -> list[LoadLevel]:
+    given = given_loads(spec)
     if len(given) > 1:
-        raise ConfigError(f"{given[0][1]} and {given[1][1]} both set the load: give one of them")
+        raise ConfigError(f"{given[0].option} and {given[1].option} both set the load: give one of them")
     if not given:
-        return [LoadLevel("sessions", SESSIONS) if closed else LoadLevel("rho", RHO)]
+        return [_default_load(spec.workload, workload)]
     ((kind, option, text),) = given
-    if closed and kind != "sessions":
+    if workload.is_closed and kind != "sessions":
         raise ConfigError(
             f"{option}: {spec.workload} is a closed loop, whose rate follows from the answers; "
             f"set the number of concurrent sessions with {LOADS['sessions']}"
         )
-    if not closed and kind == "sessions":
+    if not workload.is_closed and kind == "sessions":
         raise ConfigError(
             f"{option}: {spec.workload} is an open workload, whose requests do not wait for answers; "
             f"set their rate with {LOADS['rho']} or {LOADS['rate']}"
         )
     return [LoadLevel(kind, options.parse_number(option, part)) for part in options.parse_list(option, text)]
+
+
+def _default_load(name: str, workload: Workload) -> LoadLevel:
+    """Return the load of a workload for which no option sets one. A trace has times of its own, the same for every
+    fleet; a preset has none that mean anything, so it loads each fleet to a share of itself.
+    """
+    if workload.is_closed:
+        return LoadLevel("sessions", SESSIONS)
+    return LoadLevel("rho", RHO) if name in PRESETS else LoadLevel("recorded", arrival_rate(workload))

@@ -129,7 +129,11 @@ def test_a_target_with_its_load_speed_promises_and_stream(router: RouterParts) -
     }  # fmt: skip
     load = target["load"]
     assert (load["requests"], load["running"], load["waiting"], load["metrics_age_s"]) == (1, 3, 2, 0.5)
-    assert target["speed"]["samples"] == 0
+    assert target["speed"]["samples"] == target["decode_alone"]["samples"] == 0
+    assert {name: len(values) for name, values in target["speed_deviation"].items()} == {
+        "prefill": 3,
+        "decode_alone": 3,
+    }
     assert target["slowdown"] == 1.0
     assert target["promises"] == {
         "trusted": True,

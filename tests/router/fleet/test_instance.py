@@ -135,6 +135,30 @@ def test_a_streamed_answer_teaches_the_decode_step_of_its_batch() -> None:
     assert decode.step_ms(2, 4000) == pytest.approx(20.0, rel=0.05)
 
 
+def test_prefills_between_the_tokens_of_an_answer_are_not_the_engine_s_own_step() -> None:
+    """An answer of 101 tokens in steps of 10 ms, during which the engine computes another prompt of 2,000 tokens for
+    200 ms: 12 ms per token for the client.
+    """
+    target = a_target()
+    for i in range(40):  # 100 us per token
+        target.latency_model.observe_prefill(1000 + 100 * i, 0, 100.0 + 10 * i, float(i))
+    for i in range(60):
+        booking = target.book(100, 1000)
+        booking.on_first_byte()
+        other = target.book(2000, 2000)
+        other.on_first_byte()
+        cancelled = target.book(5000, 5000)
+        cancelled.release()
+        other.release()
+        booking.release()
+        target.observe_decode(booking, 101, 300.0, 1500.0, 40.0 + i)
+    decode, alone = target.latency_model.speed(100.0).decode, target.latency_model.decode_alone(100.0)
+    assert decode is not None
+    assert decode.step_ms(1, 1000) == pytest.approx(12.0, rel=0.05)
+    assert alone.step_ms(1, 1000) == pytest.approx(10.0, rel=0.05)
+    assert alone.samples == 60
+
+
 def test_short_answers_and_those_without_a_first_byte_teach_nothing_of_decoding() -> None:
     target = a_target()
     short, silent, open_ = target.book(1, 1), target.book(1, 1), target.book(1, 1)

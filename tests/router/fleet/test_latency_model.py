@@ -273,6 +273,21 @@ def test_answers_tell_the_pool_where_no_counter_does() -> None:
     assert learned(model).samples == 1
 
 
+# how far a fit may be off
+
+
+def test_a_coefficient_that_the_traffic_hardly_shows_stays_uncertain() -> None:
+    """Prompts of one length cannot say what is due to the length and what is not."""
+    varied, alike = LatencyModel(PRIOR), LatencyModel(PRIOR)
+    taught(varied, TRUTH, 200, seed=1)
+    for i in range(200):
+        alike.observe_prefill(1000, 0, TRUTH.prefill_ms(1000, 0), float(i))
+    prior = LatencyModel(PRIOR).deviation.prefill
+    for place in range(3):
+        assert varied.deviation.prefill[place] < 0.5 * prior[place]
+    assert alike.deviation.prefill[2] > 0.9 * prior[2]
+
+
 # the decode step
 
 STEP = Decode(7.0, 80.0, 30.0, 0, None)

@@ -211,6 +211,20 @@ def test_only_a_lone_prefill_shows_bare_speed() -> None:
     assert not load_book.book(10, 10).alone, "somebody waits there, ours or not"
 
 
+def test_the_prefills_during_an_answer_are_those_that_ended_since_its_first_byte() -> None:
+    load_book = LoadBook()
+    before, booking, during = load_book.book(100, 100), load_book.book(10, 10), load_book.book(300, 1000)
+    assert booking.prefilled_per_step(1) is None
+    before.on_first_byte()
+    booking.on_first_byte()
+    during.on_first_byte()
+    load_book.book(7, 7).release()  # failed: nothing says that it was computed
+    load_book.book(9, 9)  # not over
+    assert booking.prefilled_per_step(10) == (30.0, 300 * (700 + 150) / 10)
+    load_book.set_siblings(WorkerShare(requests=1))
+    assert booking.prefilled_per_step(10) is None, "other processes do not say what their requests computed"
+
+
 def test_the_batch_of_an_answer_is_the_mean_of_its_two_ends() -> None:
     load_book = LoadBook()
     booking = load_book.book(300, 1000)

@@ -34,6 +34,7 @@ def test_tables_json_charts_and_a_page(tmp_path: Path) -> None:
     whole, told = run(asked, SweepOutput(jobs=2, out=tmp_path, command_line="warmroute simulate and so on"))
     assert whole
     assert told.count("2 instances, no pool, rho") == 2
+    assert "Load: rho 0.5, rho 0.9, set by --rho: a share of what each fleet serves without caches" in told
     assert "Means over 2 seeds" in told
     written = json.loads((tmp_path / "simulate.json").read_text())
     assert written["complete"]
@@ -48,7 +49,8 @@ def test_tables_json_charts_and_a_page(tmp_path: Path) -> None:
 
 def test_a_capacity(tmp_path: Path) -> None:
     asked = SweepSpec(**FEW | {"policies": ["random"], "ttft_limit_s": 5.0})
-    _, told = run(asked, SweepOutput(0.9, jobs=1, out=tmp_path, chart=False))
+    _, told = run(asked, SweepOutput(True, jobs=1, out=tmp_path, chart=False))
+    assert "First load of the search: rho 0.9, set by default: " in told
     assert "Capacity of 2 instances, no pool" in told
     (found,) = json.loads((tmp_path / "simulate.json").read_text())["capacities"]
     assert found["best"]["share"] >= 0.9
@@ -96,6 +98,23 @@ def test_a_closed_loop() -> None:
     assert "2 instances, no pool, 2 sessions per instance" in [line.strip() for line in told.splitlines()]
 
 
+def test_a_trace_brings_each_fleet_the_same_requests_so_that_more_instances_answer_sooner(tmp_path: Path) -> None:
+    trace = tmp_path / "day.jsonl"  # five prompts a second; one instance computes two
+    lines = [{"timestamp": 200 * n, "input_length": 8000, "output_length": 2} for n in range(60)]
+    names = [{"hash_ids": [16 * n + block for block in range(16)]} for n in range(60)]
+    trace.write_text("".join(json.dumps(line | own) + "\n" for line, own in zip(lines, names, strict=True)))
+    asked = SweepSpec(policies=["least_requests"], workload=str(trace), instances="1,4")
+    _, told = run(asked, SweepOutput(jobs=1, out=tmp_path, chart=False))
+    assert f"Load: 5 requests/s as recorded in {trace}, the same for every fleet" in told
+    assert "Engines: profile qwen3-32b-2xh100, a KV cache of 307,328 tokens each; `warmroute profile` writes" in told
+    small, large = json.loads((tmp_path / "simulate.json").read_text())["cells"]
+    assert small["requests_per_s_offered"] == large["requests_per_s_offered"] == pytest.approx(5.0)
+    assert large["ttft_p90_s"] < 1.0 < 10 * large["ttft_p90_s"] < small["ttft_p90_s"]
+    (needed,) = [line.split() for line in told.splitlines() if line.split()[-1:] == ["4"]]
+    assert needed[0] == "least_requests"
+    assert float(needed[-3].strip("%")) < 90 < float(needed[-2].strip("%"))
+
+
 def said_by(hash_seed: str, jobs: str) -> bytes:
     command = [sys.executable, "-m", "router", "simulate", "--json", "-p", "warm,prefix_softmax", "-w", "tools"]
     command += ["--requests", "60", "-n", "2,3", "--pool", "40000", "--trouble", "off,dies,lossy", "--jobs", jobs]
@@ -115,7 +134,9 @@ def test_a_failed_cell_is_named_and_does_not_stop_the_others(tmp_path: Path) -> 
     one.write_text('{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}\n')
     console = Console(file=io.StringIO(), width=200)
     with pytest.raises(AllCellsFailed, match="all 2 cells failed"):
-        simulate(SweepSpec(**FEW | {"workload": str(one), "requests": None}), SweepOutput(jobs=1), console)
+        simulate(
+            SweepSpec(**FEW | {"workload": str(one), "requests": None, "rho": "0.9"}), SweepOutput(jobs=1), console
+        )
     assert isinstance(console.file, io.StringIO)
     told = console.file.getvalue()
     assert "warm, 2 instances, no pool, rho 0.9, seed 1 failed: ValueError" in told
@@ -145,4 +166,4 @@ def test_ctrl_c_ends_the_simulating_and_what_is_done_is_told(tmp_path: Path) -> 
 
 def test_capacity_with_several_loads_is_refused() -> None:
     with pytest.raises(ConfigError, match="--find-capacity searches for the load"):
-        simulate(SweepSpec(**FEW | {"rho": "0.5,0.9"}), SweepOutput(0.9))
+        simulate(SweepSpec(**FEW | {"rho": "0.5,0.9"}), SweepOutput(True))

@@ -6,14 +6,16 @@ import io
 from html.parser import HTMLParser
 from math import inf
 
+import pytest
 from rich.console import Console
 
 from router.cli.simulate import report
 from router.cli.simulate.report import FaultRemark, describe_trouble, fault_remarks
 from router.cli.terminal.output import Grid, GridEntry, render
+from router.lab.simulator.outcome import ServiceLimits
 from router.lab.simulator.scenario import InstanceFailure, Trouble
 from router.lab.sweep.cells import CellFailure, FleetOption, LoadLevel
-from router.lab.sweep.comparison import CapacityTable, FigureValue, compare
+from router.lab.sweep.comparison import CapacityTable, FigureValue, compare, compare_sizes
 from tests.router.lab.sweep.cells import a_cell, a_result
 
 
@@ -57,6 +59,35 @@ def test_capacities_a_grid_per_fleet() -> None:
     assert [entry.text for entry in large.rows[0]] == ["a", "none", "none", "-"]
 
 
+@pytest.mark.parametrize(
+    ("shares", "needed"),
+    [
+        ((0.9, 0.95, 1.0), "at most 2"),
+        ((0.5, 0.9, 1.0), "3"),
+        ((0.95, 0.5, 0.9), "4"),  # by chance well served: not to be relied on
+        ((0.1, 0.5, 0.8), "over 4"),
+        ((0.5, 0.9, None), "over 4"),
+    ],
+)
+def test_the_smallest_fleet_of_those_that_serve_the_same_requests_well(
+    shares: tuple[float | None, ...], needed: str
+) -> None:
+    as_recorded = LoadLevel("recorded", 3.0)
+    cells = [a_cell(instances=2 + place, load=as_recorded) for place in range(3)]
+    tables = compare(a_result(cell, good_share=share) for cell, share in zip(cells, shares, strict=True))
+    (grid,) = report.of_sizes(compare_sizes(tables), 0.9, ServiceLimits(2.0, 0.1))
+    assert grid.title == "Requests within 2 s to the first token and 0.1 s per later one, by instances"
+    assert grid.heads == ("policy", "fleet and load", "2", "3", "4", "instances for 90%")
+    assert grid.rows[0][1].text == "no pool, 3 requests/s as recorded"
+    assert grid.rows[0][-1].text == needed
+
+
+def test_fleets_with_different_requests_are_not_compared_by_their_size() -> None:
+    tables = compare(a_result(a_cell(instances=size)) for size in (2, 4))
+    assert compare_sizes(tables) == []
+    assert compare_sizes(compare([a_result(a_cell(load=LoadLevel("rate", 3.0)))])) == []
+
+
 def test_what_went_wrong_is_said() -> None:
     failed = [CellFailure("warm, 8 instances", "MemoryError")]
     said = report.remarks(failed, interrupted=True, seeds=3)
@@ -91,10 +122,10 @@ class Outline(HTMLParser):
 
 
 def test_the_page_holds_all_and_needs_nothing_from_elsewhere() -> None:
-    told = report.ResultPage("warmroute simulate -p '<fast>'", (a_grid(),), (), ("One & two.",))
+    told = report.ResultPage("warmroute simulate -p '<fast>'", ("Load: 2.",), (a_grid(),), (), ("One & two.",))
     outline = Outline()
     outline.feed(report.html(told, ['<?xml version="1.0"?><svg xmlns="http://www.w3.org/2000/svg"><path/></svg>']))
-    assert {"warmroute simulate -p '<fast>'", "One & two."} <= set(outline.text.splitlines())
+    assert {"warmroute simulate -p '<fast>'", "Load: 2.", "One & two."} <= set(outline.text.splitlines())
     assert "1.25" in outline.text
     assert [attributes for tag, attributes in outline.tags if tag == "td"].count({"class": "best"}) == 1
     kinds = [tag for tag, _ in outline.tags]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,15 @@ def test_what_is_not_said_is_as_stated() -> None:
     assert cell.scenario.trouble == Trouble()
     assert cell.scenario.lags == EventLags(0.05, 0.25)
     assert asked()[0].load == LoadLevel("rho", 0.9)
+
+
+def test_a_trace_is_played_as_recorded_at_any_fleet_unless_a_load_is_given(tmp_path: Path) -> None:
+    trace = tmp_path / "day.jsonl"
+    lines = [{"timestamp": 500 * n, "input_length": 9, "output_length": 5, "hash_ids": [n]} for n in range(5)]
+    trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    of_trace: dict[str, Any] = {"policies": ["warm"], "workload": str(trace), "requests": None}
+    assert [cell.load for cell in asked(**of_trace, instances="2,4")] == [LoadLevel("recorded", 2.0)] * 2
+    assert [cell.load for cell in asked(**of_trace, rho="0.5")] == [LoadLevel("rho", 0.5)]
 
 
 def test_the_rest_arrives(tmp_path: Path) -> None:
