@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from router.clock import SystemClock
+from router.control import fault_watch
 from router.control.fault_watch import SETTLE_S, UNSERVED_S
 from router.lab.local_stack.preflight import free_ports
 from tests.e2e.chats import chats
@@ -114,6 +115,23 @@ async def test_engines_without_caches_or_events(router: Any, clock: LaterClock, 
             await switch(r, "blind")
             await feed.until(lambda: not feed.targets[f"{cold.address}/0"]["silent_faults"][0]["needed"])
         assert (await faults(r))[quiet.address] == ["(KV events are off)"]
+
+
+async def test_a_router_looks_by_itself(
+    router: Any, clock: LaterClock, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fault_watch, "CHECK_S", 0.01)
+    found: list[str] = []
+
+    def seen_later() -> list[str]:
+        clock.ahead_s += 0.5
+        found.extend(log.take())
+        return found
+
+    async with engine(events=False) as quiet, router([quiet], clock=clock, wait=False) as r:
+        await ready(r)
+        await eventually(seen_later)
+        assert found[0].startswith(f"instance {quiet.address}: KV events are off: ")
 
 
 async def test_a_policy_that_reads_no_caches_needs_no_warning_until_another_does(
