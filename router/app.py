@@ -98,6 +98,7 @@ class App:
             describe_sources=core.membership.describe_sources,
             recent_records=core.recent_records,
             control=core.control,
+            faults=core.faults,
             clock=core.clock,
             run_id=core.run_id,
             features=self.features,

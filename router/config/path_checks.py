@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from router.config.schema import Config, InstanceConfig
+from router.config.schema import Config, EventSource, InstanceConfig
+from router.config.sections.base import WILDCARDS, split_base_url, url_host
 from router.config.sections.discovery import KubernetesConfig
 from router.config.sections.replicas import ReplicasConfig
 from router.config.yaml_source import YamlPath, YamlProblem
@@ -35,9 +36,19 @@ def check_references(config: Config) -> list[YamlProblem]:
 
 
 def check_instances(instances: Sequence[InstanceConfig], path: YamlPath = ()) -> Iterator[YamlProblem]:
-    """Yield a problem for each missing reference and each duplicate id in the list of instances found at `path`."""
-    times = Counter(instance.id for instance in instances)
+    """Yield a problem for each missing reference, each engine that is listed twice, each duplicate id and each event
+    endpoint without a host, in the list of instances found at `path`.
+    """
+    addresses = [split_base_url(instance.url) for instance in instances]
+    times = Counter(id for id, _ in {(instance.id, at) for instance, at in zip(instances, addresses, strict=True)})
+    listed: dict[tuple[str, int], InstanceConfig] = {}
     for i, instance in enumerate(instances):
+        if (first := listed.setdefault(addresses[i], instance)) is not instance:
+            yield YamlProblem(
+                (*path, i, "url"),
+                f'found the address of instance "{first.id}" again, wanted one instance per engine: '
+                "else its load and its cache are counted twice; remove one of the two entries",
+            )
         yield from _check_file((*path, i, "ca_file"), instance.ca_file)
         yield from _check_variable((*path, i, "api_key_env"), instance.api_key_env)
         if times[instance.id] > 1:
@@ -47,6 +58,21 @@ def check_instances(instances: Sequence[InstanceConfig], path: YamlPath = ()) ->
             ranks = Counter(source.rank for source in instance.kv_events)
             for rank in (rank for rank, count in ranks.items() if count > 1):
                 yield YamlProblem((*path, i, "kv_events"), f"rank {rank} is given twice")
+            for j, source in enumerate(instance.kv_events):
+                yield from _check_endpoints((*path, i, "kv_events", j), source, instance)
+
+
+def _check_endpoints(path: YamlPath, source: EventSource, instance: InstanceConfig) -> Iterator[YamlProblem]:
+    """Yield a problem for each endpoint with a host that only the engine itself can use: it binds that address."""
+    for key, endpoint in (("endpoint", source.endpoint), ("replay_endpoint", source.replay_endpoint)):
+        bound, _, port = (endpoint or "").removeprefix("tcp://").rpartition(":")
+        if bound in WILDCARDS:
+            host = url_host(split_base_url(instance.url)[0])
+            yield YamlProblem(
+                (*path, key),
+                f'found the host "{bound}", at which the engine itself listens, wanted the engine\'s address as this '
+                f"router reaches it: write tcp://{host}:{port}, or `kv_events: auto`: vLLM 0.31 and later report it",
+            )
 
 
 def _check_transfer(path: YamlPath, instance: InstanceConfig) -> Iterator[YamlProblem]:

@@ -50,12 +50,15 @@ MAX_POLICIES = 256
 """Limit of policies: each is built, described and compared with the others on every change."""
 
 
+ZmqEndpoint = Annotated[str, Field(pattern=r"^(tcp://[^\s/]+:[0-9]{1,5}|ipc://\S+)$")]
+
+
 class EventSource(Section):
     rank: int = Field(default=0, ge=0)
     """data-parallel rank whose events are published here"""
-    endpoint: str
+    endpoint: ZmqEndpoint
     """ZeroMQ PUB endpoint to connect to, such as tcp://10.0.0.5:5557"""
-    replay_endpoint: str | None = None
+    replay_endpoint: ZmqEndpoint | None = None
     """ZeroMQ ROUTER endpoint for replays of missed batches; null: no replay, a gap makes the target's index be
     forgotten"""
     topic: str = ""
@@ -84,7 +87,7 @@ class InstanceConfig(Section):
         Discriminator(lambda value: "sources" if isinstance(value, list) else "mode"),
     ] = "auto"
     """where the KV events come from; auto: query the engine (GET /kv_event_sources); off: no events, the index is
-    estimated from routed prompts; or a list of sources by rank"""
+    estimated from routed prompts; or a list of sources by rank, such as [{endpoint: "tcp://10.0.0.5:5557"}]"""
     cpu_medium: Literal["pool", "host"] = "pool"
     """meaning of the medium `cpu` (lower case) in this instance's events; pool: the shared pool
     (MooncakeStoreConnector); host: its own host memory (LMCache)"""

@@ -35,6 +35,7 @@ from router.config.reader import load_policies
 from router.control import background
 from router.control.control import Control
 from router.control.duty import Duty
+from router.control.fault_watch import FaultWatch
 from router.control.key_secret import load_snapshot, resolve_key_secret
 from router.control.membership import Membership
 from router.control.operator_state import (
@@ -171,6 +172,7 @@ class Core:
         audit = AuditLog(config.admin.audit_file, writes=self.duty.held)
         self.recent_records = RecentRecords(config.records.keep)
         self.control = Control(scheduler, self.recent_records, audit, self.clock, self.duty)
+        self.faults = FaultWatch(scheduler, self.health, config, self.clock, self.duty)
         self.metrics = Metrics(lambda model: scheduler.fleet.resolve(model) is not None)
         self.client_keys = build_client_keys(config, self.key_secret)
         self.snapshots: snapshots.Snapshots | None = None  # None: there are none
@@ -221,6 +223,7 @@ class Core:
             self.client_keys.start(self.tasks)
         self.health.start()
         self.tasks.supervise("stuck", self.stuck_engines.run)
+        self.tasks.supervise("faults", self.faults.run)
         self.polls.start()
         self.bootstrap.start()
         self._follow_sources(STATIC)

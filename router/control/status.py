@@ -19,6 +19,7 @@ from router.backends.token_ids.passthrough import TokenIdPassthrough
 from router.clock import Clock
 from router.control.cache_tree import describe_cache, find_block_tokens
 from router.control.control import Control
+from router.control.fault_watch import FaultWatch
 from router.control.feature import Feature
 from router.control.peers.exchange import PeerExchange
 from router.control.peers.host_records import HostRecords
@@ -62,6 +63,7 @@ class Status:
     describe_sources: Callable[[str], list[dict[str, Any]]]  # which discovery sources list an instance
     recent_records: RecentRecords
     control: Control
+    faults: FaultWatch
     clock: Clock
     run_id: str
     features: Mapping[str, Feature]  # the configured ones, by name
@@ -95,6 +97,7 @@ class Status:
             "revision": instance.config.revision,
             "panic": self.scheduler.fleet.in_panic(instance),
             "trouble": self.health.trouble(instance.id),
+            "silent_faults": self.faults.describe(instance.id),
             "distrusted": None if instance.limits.distrust is None else instance.limits.distrust.detail,
             "over_limit": dict(instance.limits.counts),
             "models": [card.id for card in instance.cards],
@@ -121,6 +124,10 @@ class Status:
     def describe_discovery(self) -> dict[str, str | None]:
         """Return, by discovery source, why its list may be out of date; None when it is current."""
         return {name: discovery.trouble for name, discovery in self.discoveries.items()}
+
+    def describe_silent_faults(self) -> list[dict[str, Any]]:
+        """Return the faults that fail no request and belong to no single instance."""
+        return self.faults.describe_fleet()
 
     def discovery_ages(self) -> dict[str, float | None]:
         """Return, by discovery source, the seconds since its last answer; None before the first answer, and for a

@@ -30,6 +30,7 @@ class Gauges(NamedTuple):
     pool_loads: PoolTransferCounts | None = None
     output_tokens: int | None = None  # answer tokens since its process started; a restart resets the counter
     cache_blocks: int | None = None  # number of GPU blocks, which all cache groups share
+    prefix_caching: bool | None = None  # whether it keeps the blocks of prompts for later ones
 
 
 class ModelCard(NamedTuple):

@@ -28,6 +28,7 @@ the next replay.
 
 *A silent stream* is live, and delivers nothing although the engine computes blocks: after `UNANNOUNCED` such answers,
 each to a request that was sent after the one before was answered, it is not trusted until something arrives again.
+A stream that never delivered anything is `mute` by the same rule, for the operator: it may have another topic.
 
 *Without a replay endpoint* a reconnect may lead to another process. A connection receives only batches published
 after it was made, so a first number at or below the cursor is a new process, and so is a clock that went back. A
@@ -113,6 +114,7 @@ class EventSequencer:
         self._first_answer = False  # the running replay has not answered yet
         self._discarding = False  # ignore the running replay and request another when it ends
         self.silent = False
+        self.mute = False  # blocks were computed, and nothing was ever announced
         self._unannounced = 0  # answers in a row whose blocks were not announced
         self._unannounced_at = 0.0  # when the last of them ended
 
@@ -164,7 +166,8 @@ class EventSequencer:
     def on_live(self, batch: EventBatch, now: float, wall: float) -> list[Step]:
         """Handle a batch from the live stream."""
         self.last_heard_s = now
-        self.silent, self._unannounced = False, 0
+        self.silent = self.mute = False
+        self._unannounced = 0
         self.lag_s = wall - batch.wall_s
         if self.state != "replaying":
             self.state = "live"
@@ -176,11 +179,13 @@ class EventSequencer:
 
     def on_answer(self, sent_at: float, now: float) -> None:
         """Handle an answer for which the engine computed new blocks; its request was sent at `sent_at`."""
-        if not self.events or self.last_heard_s is None or self.last_heard_s >= sent_at:
+        if self.last_heard_s is None or self.last_heard_s >= sent_at:
             self._unannounced = 0
         elif sent_at >= self._unannounced_at:  # else the answers end together, and their events may be on the way
             self._unannounced, self._unannounced_at = self._unannounced + 1, now
-            self.silent = self._unannounced >= UNANNOUNCED and now - self.last_heard_s >= SILENT_S
+            if self._unannounced >= UNANNOUNCED and now - self.last_heard_s >= SILENT_S:
+                self.silent = bool(self.events)
+                self.mute = not self.events
 
     def on_replayed(self, batch: EventBatch, now: float) -> list[Step]:
         """Handle a batch from the running replay."""
@@ -291,6 +296,8 @@ class EventSequencer:
         return [ForgetTarget(gap=True), *self._apply(batch)]
 
     def _apply(self, batch: EventBatch) -> list[Step]:
+        if not self.events:
+            self.mute, self._unannounced = False, 0
         self.last_seq = batch.seq
         self._last_wall_s = batch.wall_s
         self._idle_replays = 0

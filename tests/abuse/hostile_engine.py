@@ -73,10 +73,10 @@ class HostileEngine:
 
 
 @asynccontextmanager
-async def hostile_engine(**answers: Answer) -> AsyncIterator[HostileEngine]:
-    """`answers` by the last part of the path, with _ for -."""
+async def hostile_engine(bound: str = "127.0.0.1", **answers: Answer) -> AsyncIterator[HostileEngine]:
+    """`answers` by the last part of the path, with _ for -. `bound`: the address at which it listens."""
     running = HostileEngine()
-    server = await asyncio.start_server(running.serve, "127.0.0.1", 0)
+    server = await asyncio.start_server(running.serve, bound, 0)
     running.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     for path in list(running.answers):
         if (name := path.rpartition("/")[2]) in answers:

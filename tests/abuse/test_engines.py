@@ -114,8 +114,12 @@ async def test_an_answer_that_is_compressed_passes_unread(router, headers: bytes
 @pytest.mark.abuse
 async def test_the_metrics_of_a_large_fleet(router_process, fleet_config, measured: Measured) -> None:
     """400 engines, and eight who ask for the page without a pause."""
-    async with hostile_engine(metrics=http(page(1))) as many, engine() as good:
-        named = [{"url": many.url, "name": f"engine-{number}"} for number in range(400)]
+    async with hostile_engine("0.0.0.0", metrics=http(page(1))) as many, engine() as good:
+        port = many.url.rpartition(":")[2]
+        named = [
+            {"url": f"http://127.0.1{number // 250}.{number % 250}:{port}", "name": f"engine-{number}"}
+            for number in range(400)
+        ]
         async with router_process(fleet_config([good, *named])) as r:
 
             async def all_ready() -> bool:

@@ -39,7 +39,7 @@ def about(number: int) -> bytes:
 async def test_streams_about_invented_models_hold_up_nobody(router_process, fleet_config, measured: Measured) -> None:
     """In a fleet of 300 engines, any of which may have the model."""
     (port,) = free_ports(1)
-    absent = [{"name": f"e{n}", "url": "http://127.0.0.1:1"} for n in range(300)]
+    absent = [{"name": f"e{n}", "url": f"http://127.0.1{n // 250}.{n % 250}:1"} for n in range(300)]
     async with engine() as fake:
         config = fleet_config([fake, *absent], keda=LOCAL | {"port": port})
         async with router_process(config) as r, loop_probe(r.url) as probe, cut_off() as clients:

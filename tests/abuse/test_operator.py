@@ -81,7 +81,7 @@ FLEETS = {
     "4,900 wrong engines": filled("", lambda n: "- {k: 1}\n", 44_100),
     "an alias bomb": bomb(9).encode(),
 }
-MANY_ENGINES = "".join(f"- {{url: 'http://127.0.0.1:1', name: e{n}}}\n" for n in range(2_000))
+MANY_ENGINES = "".join(f"- {{url: 'http://127.0.1{n // 250}.{n % 250}:1', name: e{n}}}\n" for n in range(2_000))
 LARGEST = "\n".join(f"p{n}: {{scorers: [{{name: queue_depth}}, {{name: kv_usage, weight: 2}}]}}" for n in range(200))
 
 

@@ -262,7 +262,7 @@ def targets(router) -> list[str]:
 
 
 async def test_one_engine_under_two_names_answers_as_two(router) -> None:
-    """A mistake in the configuration: it costs accuracy of the load, not a request."""
+    """A mistake that no file shows, as by a host's name and its address: it costs accuracy of the load, no request."""
     async with engine() as a, router([{"url": a.url, "name": "x"}, {"url": a.url, "name": "y"}]) as r:
         said = await crowd(chats(r, "talk", 6), 3)
         assert all(one.ok for one in said)

@@ -14,6 +14,7 @@ import pytest
 from playwright.async_api import expect
 
 from tests.browser.access import check_access
+from tests.e2e.test_silent_faults import POLICIES, LaterClock, look, ready, switch
 from tests.e2e.workers import say
 from tests.fakes.engines import engine, eventually
 
@@ -76,6 +77,26 @@ async def test_an_engine_that_ends_is_seen(router, browse) -> None:
             await expect(page.locator(".cell.ready")).to_have_count(1)
             await life.aclose()
             await expect(page.locator(".cell.bad")).to_contain_text("down", timeout=SOON_MS)
+
+
+async def test_a_fault_that_costs_hits_is_amber_while_a_policy_reads_caches(router, browse) -> None:
+    clock = LaterClock()
+    async with (
+        engine(events=False) as a,
+        router([a], clock=clock, policies=POLICIES, wait=False) as r,
+        browse(r.admin_url) as page,
+    ):
+        await ready(r)
+        await look(r, clock)
+        cell, verdict = page.locator(".cell"), page.locator(".verdict", has_text="Events")
+        await expect(page.locator(".cell.warn")).to_contain_text("KV events are off", timeout=SOON_MS)
+        await expect(verdict).to_contain_text(f"{a.address}: KV events are off")
+        await switch(r, "blind")
+        await expect(page.locator(".cell.ok")).not_to_contain_text("KV events are off", timeout=SOON_MS)
+        await expect(verdict).to_contain_text("no engine publishes any")
+        await cell.click()
+        await expect(page.get_by_role("complementary")).to_contain_text("events.on")
+        await expect(page.get_by_role("complementary")).to_contain_text("engine: --kv-events-config")
 
 
 async def test_draining_is_confirmed_first(router, browse) -> None:

@@ -71,7 +71,17 @@ class _Problem(NamedTuple):
 class _ProbeState:
     """Probe state of one instance."""
 
-    __slots__ = ("config", "due_at", "failures", "introduced_at", "models", "probing", "sources", "trouble")
+    __slots__ = (
+        "config",
+        "due_at",
+        "failures",
+        "introduced_at",
+        "models",
+        "probing",
+        "says_sources",
+        "sources",
+        "trouble",
+    )
 
     def __init__(self, config: schema.InstanceConfig, due_at: float) -> None:
         self.config = config
@@ -81,6 +91,7 @@ class _ProbeState:
         self.introduced_at = 0.0
         self.models = ModelList([])
         self.sources: list[EventEndpoint] | OverLimit = []
+        self.says_sources: bool | None = None
         self.trouble: str | None = None
 
 
@@ -120,6 +131,13 @@ class HealthProbe:
         """Return the problem that the last probe of the instance found, for operators; None if there is none."""
         state = self._states.get(instance)
         return None if state is None else state.trouble
+
+    def says_sources(self, instance: str) -> bool | None:
+        """Return whether the instance says where it publishes events; False for a version before 0.31. None: it did
+        not answer yet, or is not queried, because its sources are configured.
+        """
+        state = self._states.get(instance)
+        return None if state is None else state.says_sources
 
     async def _run(self) -> None:
         while True:
@@ -203,9 +221,12 @@ class HealthProbe:
         if not isinstance(answer, HttpAnswer):
             return state.sources
         if answer.status == 404:
+            state.says_sources = False
             return []
         host = urlsplit(state.config.url).hostname or ""
         sources = read_event_sources(answer.body, host) if answer.status == 200 else None
+        if isinstance(sources, list):
+            state.says_sources = True
         return state.sources if sources is None else sources  # None: the answer could not be read
 
     async def _get(self, instance: str, path: str) -> HttpAnswer | NoAnswer:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from router.config.sections.base import url_host
+from router.config.sections.base import WILDCARDS, url_host
 from router.fleet.engine_facts import EventEndpoint, ModelCard
 from router.fleet.engine_limits import (
     MAX_CONTEXT_TOKENS,
@@ -21,8 +21,6 @@ from router.fleet.engine_limits import (
     PATH_CHARS,
     OverLimit,
 )
-
-WILDCARDS = ("*", "0.0.0.0", "[::]", "::")
 
 
 class _Tokenized(msgspec.Struct):

@@ -29,7 +29,7 @@ from router.fleet.engine_limits import (
 )
 
 LABEL = re.compile(  # the labels that matter; a quote inside a value has a backslash, so no value contains ="
-    rb"[{,] *+(engine|operation|status|block_size|num_gpu_blocks|kv_cache_size_tokens|max_lora"
+    rb"[{,] *+(engine|operation|status|block_size|num_gpu_blocks|kv_cache_size_tokens|enable_prefix_caching|max_lora"
     rb'|running_lora_adapters|waiting_lora_adapters)="([^"\\]*+(?:\\.[^"\\]*+)*+)"'
 )
 ESCAPE = re.compile(rb"\\(.)", re.DOTALL)
@@ -43,6 +43,7 @@ Labels = Mapping[bytes, bytes]
 PerRank = dict[int, float]
 
 NO_LABELS: Labels = {}
+SWITCHES: Mapping[bytes, bool] = {b"True": True, b"False": False}
 LOADED: Labels = {b"operation": b"load_get", b"status": b"ok"}
 
 
@@ -97,6 +98,7 @@ def _read(page: _Page) -> dict[int, Gauges]:
             loads.get(rank),
             _count(generated.get(rank)),
             _number(caches.get(rank, {}).get(b"num_gpu_blocks"), MAX_CAPACITY_TOKENS),
+            SWITCHES.get(caches.get(rank, {}).get(b"enable_prefix_caching", b"")),
         )
         for rank in ranks
     }

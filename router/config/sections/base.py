@@ -12,6 +12,9 @@ Port = Annotated[int, Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(gt=0)]
 Positive = Annotated[int, Field(gt=0)]
 
+WILDCARDS = ("*", "0.0.0.0", "[::]", "::")
+"""Hosts that a server binds, for all its addresses; nobody can connect to them elsewhere."""
+
 
 class Section(BaseModel):
     """A frozen model that refuses unknown keys, infinities and NaN."""

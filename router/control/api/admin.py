@@ -42,10 +42,19 @@ ANYBODY = "anybody"  # name of the caller when no token is required
 OWN_SITE = frozenset({"same-origin", "none"})  # values of Sec-Fetch-Site; none: typed into the address bar
 
 
+class SilentFaultShape(OpenShape):
+    check: str
+    what: str
+    why: str
+    change: str
+    needed: bool
+
+
 class InstanceShape(OpenShape):
     id: str
     url: str
     state: str
+    silent_faults: list[SilentFaultShape]
 
 
 class PoolShape(OpenShape):
@@ -55,6 +64,7 @@ class PoolShape(OpenShape):
 class InstanceList(BaseModel):
     instances: list[InstanceShape]
     discovery: dict[str, str | None]
+    silent_faults: list[SilentFaultShape]
 
 
 class WorkerShape(OpenShape):
@@ -153,9 +163,14 @@ def _add_status_routes(app: FastAPI, status: Status, read: list[Any]) -> None:
     @app.get("/admin/instances", dependencies=read, response_model=InstanceList)
     async def instances() -> Response:
         """Return state, load, index size, stream health and tokenizer of each instance, and by source of instances
-        why its list may be out of date.
+        why its list may be out of date. `silent_faults`, of each instance and of the fleet, fail no request and cost
+        hits; `needed` is whether a policy in use reads caches.
         """
-        found = {"instances": status.describe_instances(), "discovery": status.describe_discovery()}
+        found = {
+            "instances": status.describe_instances(),
+            "discovery": status.describe_discovery(),
+            "silent_faults": status.describe_silent_faults(),
+        }
         return Response(msgspec.json.encode(found), media_type=JSON)
 
     @app.get("/admin/workers", dependencies=read)

@@ -21,8 +21,12 @@ SHARE_STEPS = 200  # of a target's KV memory
 SILENT_STEP_S = 5
 
 
-def describe_cell(scheduler: Scheduler, target: Target, trouble: str | None, now: float) -> Cell:
-    """Describe one target. `trouble` is the trouble of its instance's probes."""
+def describe_cell(
+    scheduler: Scheduler, target: Target, trouble: str | None, faults: list[dict[str, Any]], now: float
+) -> Cell:
+    """Describe one target. `trouble` is the trouble of its instance's probes, `faults` are the instance's silent
+    faults.
+    """
     instance, load, accuracy = target.instance, target.load_book, target.overlap_accuracy
     config, gauges, peers = instance.config, load.gauges, scheduler.peers
     speed, stream = target.latency_model.speed(now), scheduler.indexer.sequencer(target.id)
@@ -37,6 +41,7 @@ def describe_cell(scheduler: Scheduler, target: Target, trouble: str | None, now
         "state": instance.state.value,
         "panic": scheduler.fleet.in_panic(instance),
         "trouble": trouble,
+        "silent_faults": faults,
         "drained": instance.drained,
         "role": config.role,
         "transfer": None if config.transfer is None else config.transfer.protocol,
@@ -123,6 +128,7 @@ def describe_header(status: Status, late_ms: float, interval_s: float) -> dict[s
         "pool": _describe_pool(status),
         "tenants": "tenants" in status.features,
         "discovery": status.describe_discovery(),
+        "silent_faults": status.describe_silent_faults(),
         "decision_log": status.describe_feature("decision_log"),
     }
 

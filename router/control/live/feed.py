@@ -218,9 +218,9 @@ class _Composer:
         scheduler, health, now = self._status.scheduler, self._status.health, self._clock.now()
         cells: dict[str, Cell] = {}
         for instance in list(scheduler.fleet):
-            trouble = health.trouble(instance.id)
+            trouble, faults = health.trouble(instance.id), self._status.faults.describe(instance.id)
             for target in instance.targets.values():
-                cells[target.id] = describe_cell(scheduler, target, trouble, now)
+                cells[target.id] = describe_cell(scheduler, target, trouble, faults, now)
             if not instance.targets:  # it has not joined, so its ranks are not known yet
                 cells[f"{instance.id}/"] = {"instance": instance.id, "state": instance.state.value, "trouble": trouble}
             if len(cells) % CELLS_PER_TURN == 0:

@@ -36,6 +36,7 @@ export function troubles(cell) {
     add(cell.stream === "replaying", "warn", "its events are replayed");
     add(cell.unplaced, "warn", `joined late: ${plural(cell.unplaced, "cached block")} of prompts that are not known yet`);
     add(cell.lag_ms > 2000, "warn", `events ${duration(cell.lag_ms)} late`);
+    for (const fault of cell.silent_faults ?? []) add(fault.needed, "warn", fault.what);
     add(cell.pairable === false, "warn", "no decode engine can fetch from it yet");
     return found.sort((a, b) => RANK[b.level] - RANK[a.level]);
 }

@@ -125,6 +125,7 @@ function Facts({ cell, detail, flow }) {
         ["events late by", cell.lag_ms === null ? undefined : duration(cell.lag_ms)],
         ["breaker", cell.breaker],
         ["tokenizer", tokenizer(detail)],
+        ...(cell.silent_faults ?? []).map((fault) => [fault.check, `${fault.what}: ${fault.why}; ${fault.change}`]),
     ];
     return html`<dl class="facts">${facts.filter(([, v]) => v !== null).map(([name, value]) => html`<dt>${name}</dt><dd>${value ?? "–"}</dd>`)}</dl>`;
 }

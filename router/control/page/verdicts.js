@@ -60,7 +60,7 @@ function events(store, cells) {
     const joined = cells.filter((cell) => cell.state === "ready" || cell.state === "draining");
     const streams = joined.filter((cell) => cell.stream);
     const problems = [];
-    const off = joined.length - streams.length;
+    const off = joined.filter((cell) => !cell.stream && !cell.silent_faults?.length).length;
     const list = (found, level, what) =>
         found.length && problems.push({ level, text: `${names(found.map((c) => c.id))} ${what}` });
     list(
@@ -88,6 +88,7 @@ function events(store, cells) {
         "warn",
         "joined late: cached prompts that are not known yet",
     );
+    problems.push(...silentFaults(store, joined));
     const sum = lastSeconds(store, 300);
     if (sum && sum.blind > BLIND_SHARE * sum.placed)
         problems.push({
@@ -101,6 +102,16 @@ function events(store, cells) {
             text: joined.length ? "no engine publishes any" : "–",
         });
     return verdict("Events", "fleet", problems, { text: `${plural(streams.length, "stream")} live` });
+}
+
+/** Faults that cost hits by a policy in use, each with the instances that have it. */
+function silentFaults(store, cells) {
+    const at = new Map((store.router?.silent_faults ?? []).filter((f) => f.needed).map((f) => [f.what, new Set()]));
+    for (const cell of cells)
+        for (const fault of (cell.silent_faults ?? []).filter((f) => f.needed))
+            at.set(fault.what, (at.get(fault.what) ?? new Set()).add(cell.instance));
+    const text = (what, instances) => (instances.size ? `${names([...instances])}: ${what}` : what);
+    return [...at].map(([what, instances]) => ({ level: "warn", text: text(what, instances) }));
 }
 
 function pool(store) {

@@ -8,8 +8,9 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from router.config.schema import InstanceConfig
+from router.fleet.silent_fault import PREFIX_CACHING, judge_prefix_caching
 from router.operate.doctor.check import Check
-from router.operate.doctor.finding import FleetFinding
+from router.operate.doctor.finding import FleetFinding, report
 from router.operate.doctor.subject import ExaminedEngine, Subject
 from router.operate.doctor.survey import EngineSurvey
 
@@ -180,9 +181,9 @@ def check_versions(subject: Subject) -> Iterator[FleetFinding]:
 def check_prefix_caching(subject: Subject) -> Iterator[FleetFinding]:
     """Prefix caching is on."""
     for engine in subject.usable:
-        if engine.usable is not None and engine.usable.prefix_caching is False:
-            why, change = "no request can hit a cache there", "engine: --enable-prefix-caching"
-            yield FleetFinding("fault", "prefix caching is off", why, change, (engine.name,))
+        on = None if engine.usable is None else engine.usable.prefix_caching
+        if on is not None and (fault := judge_prefix_caching(on)) is not None:
+            yield report(fault, (engine.name,))
 
 
 def check_metrics(subject: Subject) -> Iterator[FleetFinding]:
@@ -270,7 +271,7 @@ CHECKS = (
     Check("engines.reachable", "every engine answers, with its key and certificate", "engines", check_reachable),
     Check("engines.one_each", "one engine per address, and each engine once", "engines", check_one_each),
     Check("engines.models", "one name per model, one model per name", "engines", check_models),
-    Check("engines.prefix_caching", "prefix caching is on", "engines", check_prefix_caching),
+    Check(PREFIX_CACHING, "prefix caching is on", "engines", check_prefix_caching),
     Check("engines.metrics", "/metrics reports load and cache size", "engines", check_metrics),
     Check("engines.answers", "a small prompt is answered", "prompts", check_answers),
     Check("engines.prompt_token_details", "answers say `cached_tokens`", "prompts", check_prompt_token_details),

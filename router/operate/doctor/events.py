@@ -9,16 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
-from urllib.parse import urlsplit
 
-from router.backends.vllm.info import WILDCARDS
+from router.config.sections.base import WILDCARDS
+from router.fleet.engine_facts import EventEndpoint
+from router.fleet.silent_fault import (
+    EVENTS_ARRIVING,
+    EVENTS_ON,
+    EVENTS_REACHABLE,
+    LOST_HITS,
+    judge_arrival,
+    judge_publishers,
+    judge_sources,
+)
 from router.operate.doctor.check import Check
-from router.operate.doctor.finding import FleetFinding
+from router.operate.doctor.finding import FleetFinding, report
 from router.operate.doctor.probe import configured_endpoints
 from router.operate.doctor.subject import ExaminedEngine, StreamProbe, Subject
 
-ON = '--kv-events-config \'{"enable_kv_cache_events": true, "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5657"}\''
-LOST = "the router guesses from what it sent there, and loses hits"
 CLOCK_S = 5.0
 
 
@@ -28,18 +35,8 @@ def check_on(subject: Subject) -> Iterator[FleetFinding]:
         survey = engine.usable
         if survey is None or isinstance(engine.config.kv_events, list):
             continue
-        if survey.sources is None:
-            where = f"tcp://{urlsplit(engine.config.url).hostname}:5557"
-            yield FleetFinding(
-                "fault",
-                "this version cannot say where it publishes KV events",
-                LOST,
-                f'kv_events: [{{endpoint: "{where}", replay_endpoint: "{where[:-4]}5657"}}]',
-                (engine.name,),
-                engine.place("kv_events"),
-            )
-        elif not survey.sources:
-            yield FleetFinding("fault", "KV events are off", LOST, f"engine: {ON}", (engine.name,))
+        if (fault := judge_sources(engine.config.url, survey.sources)) is not None:
+            yield report(fault, (engine.name,), engine.place("kv_events") if survey.sources is None else None)
 
 
 def check_address(subject: Subject) -> Iterator[FleetFinding]:
@@ -73,15 +70,8 @@ def check_reachable(subject: Subject) -> Iterator[FleetFinding]:
             refused = engine.usable.unreachable if engine.usable is not None else ()
             configured = configured_endpoints(engine.config, engine.usable) if engine.usable is not None else []
             silent = [source.endpoint for source in configured if source.endpoint in refused]
-        for endpoint in silent:
-            yield FleetFinding(
-                "fault",
-                f"no publisher answers at {endpoint}",
-                LOST,
-                "open that port between router and engine, or write where it publishes: kv_events: [{endpoint: ...}]",
-                (engine.name,),
-                engine.place("kv_events"),
-            )
+        if (fault := judge_publishers(silent)) is not None:
+            yield report(fault, (engine.name,), engine.place("kv_events"))
 
 
 def check_arriving(subject: Subject) -> Iterator[FleetFinding]:
@@ -103,18 +93,9 @@ def check_arriving(subject: Subject) -> Iterator[FleetFinding]:
                 (engine.name,),
                 engine.place("kv_events"),
             )
-        else:
-            topic = f" with topic {stream.topic!r}" if stream.topic else ""
-            change = 'topic: ""  # all topics' if stream.topic else f"engine: {ON}"
-            yield FleetFinding(
-                "fault",
-                f"a prompt was computed, and no event came from {stream.endpoint}{topic}",
-                LOST,
-                change,
-                (engine.name,),
-                engine.place("kv_events", *_source_key(engine, stream, "topic")),
-                _topic_edit(subject, engine, stream),
-            )
+        elif (fault := judge_arrival([_source_of(stream)])) is not None:
+            place = engine.place("kv_events", *_source_key(engine, stream, "topic"))
+            yield report(fault, (engine.name,), place, _topic_edit(subject, engine, stream))
 
 
 def check_ranks(subject: Subject) -> Iterator[FleetFinding]:
@@ -135,7 +116,7 @@ def check_ranks(subject: Subject) -> Iterator[FleetFinding]:
             yield FleetFinding(
                 "fault",
                 f"rank {listed} has no event stream",
-                LOST,
+                LOST_HITS,
                 change,
                 (engine.name,),
                 engine.place("kv_events"),
@@ -223,6 +204,10 @@ def _foreign(subject: Subject, engine: ExaminedEngine, stream: StreamProbe) -> F
     )
 
 
+def _source_of(stream: StreamProbe) -> EventEndpoint:
+    return EventEndpoint(stream.rank, stream.endpoint, stream.replay_endpoint, stream.topic)
+
+
 def _source_key(engine: ExaminedEngine, stream: StreamProbe, key: str) -> tuple[str | int, ...]:
     """Return the path, below `kv_events`, to a key of the stream's source. Empty if that source is not listed."""
     sources = engine.config.kv_events
@@ -267,11 +252,11 @@ def _port(endpoint: str) -> str:
 
 
 CHECKS = (
-    Check("events.on", "KV events are on, or off in the configuration", "engines", check_on),
+    Check(EVENTS_ON, "KV events are on, or off in the configuration", "engines", check_on),
     Check("events.address", "the engine binds its event ports (`tcp://*`, no host)", "engines", check_address),
-    Check("events.reachable", "a publisher answers at each endpoint", "prompts", check_reachable),
+    Check(EVENTS_REACHABLE, "a publisher answers at each endpoint", "prompts", check_reachable),
     Check("events.ranks", "each data-parallel rank has a stream", "engines", check_ranks),
-    Check("events.arriving", "a prompt is announced, on the stream of its engine", "prompts", check_arriving),
+    Check(EVENTS_ARRIVING, "a prompt is announced, on the stream of its engine", "prompts", check_arriving),
     Check("events.readable", "messages can be decoded", "prompts", check_readable),
     Check("events.replay", "missed events are replayed on request", "prompts", check_replay),
     Check("events.clocks", "clocks agree to 5 s", "prompts", check_clocks),

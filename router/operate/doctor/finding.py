@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from router.config.yaml_source import YamlPath
 from router.errors import quote_name
+from router.fleet.silent_fault import SilentFault
 
 Severity = Literal["fault", "warning", "note", "unchecked"]
 SEVERITIES: tuple[Severity, ...] = ("fault", "warning", "unchecked", "note")
@@ -59,6 +60,13 @@ class FleetFinding(NamedTuple):
         """The names in `at`, as text; empty for the configuration."""
         names = ", ".join(quote_name(name) for name in self.at[:NAMED])
         return names if len(self.at) <= NAMED else f"{names} and {len(self.at) - NAMED} more"
+
+
+def report(
+    fault: SilentFault, at: tuple[str, ...], place: Place | None = None, edit: Edit | None = None
+) -> FleetFinding:
+    """Return the finding for a fault that running routers know, too."""
+    return FleetFinding("fault", fault.what, fault.why, fault.change, at, place, edit)
 
 
 class MergedFinding(NamedTuple):

@@ -13,9 +13,9 @@ from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from router.backends.vllm.info import WILDCARDS
 from router.config.exposure import list_exposures
 from router.config.reader import read_client_keys
+from router.config.sections.base import WILDCARDS
 from router.config.sections.listeners import is_loopback
 from router.errors import ConfigError
 from router.operate.doctor.check import Check

@@ -21,7 +21,6 @@ from router.fleet.engine_facts import EventEndpoint, Gauges, ModelCard
 from router.fleet.engine_limits import OverLimit
 
 CONFIG_LABELS = re.compile(rb"^vllm:cache_config_info\{(.*)\} 1\.0$", re.MULTILINE)
-PREFIX_CACHING = re.compile(rb'enable_prefix_caching="(True|False)"')
 HASH_ALGO = re.compile(rb'prefix_caching_hash_algo="(\w{1,32})"')
 CREATED = re.compile(rb"^(vllm:prefix_cache_queries_created\{[^}]*\} [0-9.e+]+)$", re.MULTILINE)
 DEFAULT_BLOCK_TOKENS = 16
@@ -39,7 +38,6 @@ class EngineSurvey(NamedTuple):
     version: str | None = None
     cards: tuple[ModelCard, ...] = ()
     gauges: Mapping[int, Gauges] = {}  # by rank
-    prefix_caching: bool | None = None
     sources: tuple[EventEndpoint, ...] | None = None  # None: no GET /kv_event_sources, as before vLLM 0.31
     unreachable: tuple[str, ...] = ()  # event and replay endpoints that refuse a connection from here
     cached_tokens: bool | None = None  # whether usage of a cached prompt has prompt_tokens_details
@@ -62,6 +60,12 @@ class EngineSurvey(NamedTuple):
     def adapters(self) -> dict[str, str | None]:
         """The engine's LoRA adapters, with their paths."""
         return {card.id: card.root for card in self.cards if card.parent is not None}
+
+    @property
+    def prefix_caching(self) -> bool | None:
+        """Whether all ranks keep prefixes, from the engine's metrics page. None: unknown."""
+        known = [each.prefix_caching for each in self.gauges.values() if each.prefix_caching is not None]
+        return all(known) if known else None
 
     @property
     def block_tokens(self) -> int | None:
@@ -101,7 +105,6 @@ async def survey_engine(client: httpx.AsyncClient, url: str) -> EngineSurvey:
         if isinstance(gauges, OverLimit):
             return EngineSurvey(url, gauges.detail, refusal="other")
         labels = CONFIG_LABELS.search(page)
-        caching = PREFIX_CACHING.search(labels[1]) if labels else None
         algo = HASH_ALGO.search(labels[1]) if labels else None
         answer = await client.get("/kv_event_sources")
         sources = _event_sources(answer, url)
@@ -110,7 +113,6 @@ async def survey_engine(client: httpx.AsyncClient, url: str) -> EngineSurvey:
             version=_text(await client.get("/version"), "version"),
             cards=tuple(models.cards),
             gauges=gauges,
-            prefix_caching=None if caching is None else caching[1] == b"True",
             sources=sources,
             unreachable=await list_unreachable(sources or ()),
             hash_algo=None if algo is None else algo[1].decode(),

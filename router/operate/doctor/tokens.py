@@ -11,15 +11,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from router.fleet.silent_fault import SLOWER_IDS, TOKENIZER_MODELS, judge_tokenizer
 from router.operate.doctor.check import Check
-from router.operate.doctor.finding import FleetFinding
+from router.operate.doctor.finding import FleetFinding, report
 from router.operate.doctor.subject import Subject
 from router.prompt.tokenization.renderer import START_DATE
 from router.scheduling.policy.timeline import is_blind
 
 COSTS_HITS = "chats are placed by their session and by load: later turns of chats without a session hit by chance only"
 NAME_SESSIONS = "clients: name the session of each chat (docs/features/agents.md); nothing else makes its ids known"
-COSTS_TIME = "the router queries engines for the ids of every prompt: a round trip each, and none when they are slow"
 LATE_SHARE = 0.02
 BLIND_SHARE = 0.05
 MIN_RECORDS = 50
@@ -27,24 +27,14 @@ MIN_RECORDS = 50
 
 def check_models(subject: Subject) -> Iterator[FleetFinding]:
     """Every tokenizer is for a model that is served."""
-    config, served = subject.config, {engine.model for engine in subject.usable}
+    config, served = subject.config, {engine.model for engine in subject.usable if engine.model is not None}
     if config is None or not served or len(subject.usable) < len(subject.engines):
         return
+    adapters = {name for engine in subject.usable if engine.usable for name in engine.usable.adapters}
     for model in config.tokenizers:
-        if model in served:
-            continue
-        adapters = {name for engine in subject.usable if engine.usable for name in engine.usable.adapters}
-        others = sorted(str(name) for name in served - config.tokenizers.keys() if name is not None)
-        hint = f"write {others[0]}" if others else "remove it"
-        what = "an adapter" if model in adapters else "a model that no engine serves"
-        yield FleetFinding(
-            "fault" if others else "warning",
-            f"tokenizers has {model}, which is {what}",
-            COSTS_TIME,
-            f"{hint}  # the key is the base model's name, as in GET /v1/models of an engine",
-            (),
-            subject.place("tokenizers", model),
-        )
+        if (fault := judge_tokenizer(model, served, adapters, config.tokenizers)) is not None:
+            finding = report(fault, (), subject.place("tokenizers", model))
+            yield finding if served - config.tokenizers.keys() else finding._replace(severity="warning")
 
 
 def check_agree(subject: Subject) -> Iterator[FleetFinding]:
@@ -66,7 +56,7 @@ def check_agree(subject: Subject) -> Iterator[FleetFinding]:
             yield FleetFinding(
                 "fault",
                 f"renders chats of {model} otherwise: the chat {proof.differing!r} has other ids",
-                COSTS_TIME,
+                SLOWER_IDS,
                 f"tokenizers.{model}.chat_template: the engine's --chat-template, and template_kwargs its defaults",
                 (engine.name,),
                 subject.place("tokenizers", model, "chat_template"),
@@ -75,7 +65,7 @@ def check_agree(subject: Subject) -> Iterator[FleetFinding]:
             yield FleetFinding(
                 "fault",
                 f"has another tokenizer than tokenizers.{model}.path",
-                COSTS_TIME,
+                SLOWER_IDS,
                 f"path: the folder of the model that it serves, {engine.usable.root if engine.usable else None}",
                 (engine.name,),
                 subject.place("tokenizers", model, "path"),
@@ -130,7 +120,7 @@ def check_in_use(subject: Subject) -> Iterator[FleetFinding]:
             elif refuted is not None:
                 what = f"the router found other ids there: {refuted}"
                 change = "see tokens.agree"
-                yield FleetFinding("fault", what, COSTS_TIME, change, (str(one["id"]),), subject.place("tokenizers"))
+                yield FleetFinding("fault", what, SLOWER_IDS, change, (str(one["id"]),), subject.place("tokenizers"))
         found = Counter(record.get("tokens_from") for record in router.records)
         total = sum(found.values())
         blind = {str(why): n for why, n in found.items() if is_blind(str(why))}
@@ -158,7 +148,7 @@ def check_in_use(subject: Subject) -> Iterator[FleetFinding]:
 
 
 CHECKS = (
-    Check("tokens.models", "every tokenizer is for a model that is served", "engines", check_models),
+    Check(TOKENIZER_MODELS, "every tokenizer is for a model that is served", "engines", check_models),
     Check("tokens.agree", "tokenizers and chat templates give the engines' ids", "engines", check_agree),
     Check("tokens.dates", "prompts do not change at midnight", "engines", check_dates),
     Check("tokens.counts", "prompts of every kind have as many tokens as the engine counts", "prompts", check_counts),

@@ -134,7 +134,7 @@ def test_what_is_said_is_not_taken_for_markup(shell: Shell) -> None:
         ([], "no engines: give URLs or --config FILE; for simulated engines: warmroute fleet"),
         (["http://a:1", "-c", CONFIGS / "production.yaml"], "give engine URLs or --config, not both"),
         (["10.0.0.1:8100"], "fleet.instances[0].url: found other text, wanted text like ^https?://"),
-        (["http://a:1", "http://a:1/"], 'two instances are called "a:1"'),
+        (["http://a:1", "http://a:1/"], 'found the address of instance "a:1" again'),
         (["http://a:1", "--tokenizer", "m"], "--tokenizer: found 'm', wanted MODEL=PATH"),
         (["http://a:1", "--tokenizer", "m=/no/such"], "tokenizers.m.path: no such folder: /no/such"),
         (["-c", CONFIGS / "production.yaml", "--tokenizer", "m=/x"], "--tokenizer: only beside engine URLs"),

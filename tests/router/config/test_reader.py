@@ -153,7 +153,7 @@ def test_paths_come_back_absolute(folder: Path) -> None:
             "1: fleet.instances[0].kv_events: found the text \"on\", wanted 'auto' or 'off' "
             "(where the KV events come from; auto: query the engine "
             "(GET /kv_event_sources); off: no events, the index is estimated from routed "
-            "prompts; or a list of sources by rank)",
+            'prompts; or a list of sources by rank, such as [{endpoint: "tcp://10.0.0.5:5557"}])',
         ),
         (
             "fleet:\n  instances:\n    - url: http://a\n      kv_events:\n        - endpont: tcp://a:1",
@@ -266,11 +266,42 @@ def test_a_fleet_needs_a_source(folder: Path) -> None:
 
 
 def test_two_instances_of_one_name(folder: Path) -> None:
-    said = refusal(folder, "fleet:\n  instances:\n    - url: http://a\n    - url: http://A:80\n" + POLICY)
+    instances = "    - {url: http://a, name: x}\n    - {url: http://b, name: x}\n"
+    said = refusal(folder, "fleet:\n  instances:\n" + instances + POLICY)
     assert said == [
-        '3: fleet.instances[0]: two instances are called "a:80": give each its own `name`',
-        '4: fleet.instances[1]: two instances are called "a:80": give each its own `name`',
+        '3: fleet.instances[0]: two instances are called "x": give each its own `name`',
+        '4: fleet.instances[1]: two instances are called "x": give each its own `name`',
     ]
+
+
+@pytest.mark.parametrize("again", ["{url: http://a}", "{url: 'http://A:80', name: y}", "{url: https://a:80, name: y}"])
+def test_one_engine_under_two_names(folder: Path, again: str) -> None:
+    instances = f"    - {{url: http://a, name: x}}\n    - {again}\n"
+    (said,) = refusal(folder, "fleet:\n  instances:\n" + instances + POLICY)
+    assert said.startswith(
+        '4: fleet.instances[1].url: found the address of instance "x" again, wanted one instance per '
+    )
+
+
+def test_the_address_that_an_engine_binds_is_none_to_connect_to(folder: Path) -> None:
+    events = """
+      kv_events:
+        - endpoint: tcp://*:5557
+          replay_endpoint: tcp://0.0.0.0:5657
+        - {rank: 1, endpoint: "tcp://[::]:5558", replay_endpoint: "tcp://10.0.0.1:5658"}
+        - {rank: 2, endpoint: "ipc:///run/*"}
+"""
+    said = refusal(folder, "fleet:\n  instances:\n    - url: http://10.0.0.1:8000" + events + POLICY)
+    key = "fleet.instances[0].kv_events"
+    assert [line.partition(", at which")[0] for line in said] == [
+        f'5: {key}[0].endpoint: found the host "*"',
+        f'6: {key}[0].replay_endpoint: found the host "0.0.0.0"',
+        f'7: {key}[1].endpoint: found the host "[::]"',
+    ]
+    written = [line[line.index("write ") :].partition(", or")[0] for line in said]
+    assert written == ["write tcp://10.0.0.1:5557", "write tcp://10.0.0.1:5657", "write tcp://10.0.0.1:5558"]
+    said = refusal(folder, "fleet: {instances: [{url: http://a, kv_events: [{endpoint: 'a:5557'}]}]}\n" + POLICY)
+    assert said[0].startswith(f"1: {key}[0].endpoint: found other text, wanted text like ^(tcp://")
 
 
 def test_one_rank_twice(folder: Path) -> None:

@@ -21,6 +21,8 @@ from router.config import schema
 from router.config.schema import PolicyConfig as PolicySpec
 from router.control.control import Control
 from router.control.core import build_scheduler
+from router.control.duty import Duty
+from router.control.fault_watch import FaultWatch
 from router.control.status import Status
 from router.fleet.engine_facts import EventEndpoint, Gauges, ModelCard
 from router.kvcache.events import BlocksStored, EngineHash, EventBatch, TargetId, Tier
@@ -69,6 +71,7 @@ class RouterParts:
         self.takers = takers._results
         self.handing = TokenIdPassthrough(takers, lambda model: True, on=True)
         self.control = Control(self.core, self.ring, AuditLog(), self.clock)
+        self.faults = FaultWatch(self.core, health, config, self.clock, Duty("r", held=True))
         self.status = Status(
             self.core,
             self.tokens,
@@ -78,6 +81,7 @@ class RouterParts:
             lambda instance: [{"source": "config", "origin": instance, "uid": None, "accepting": True}],
             self.ring,
             self.control,
+            self.faults,
             self.clock,
             "r",
             {},

@@ -658,4 +658,31 @@ def test_a_stream_that_delivered_something_since_or_never_is_not_silent() -> Non
         reader.book.on_answer(sent_at=10.0 + n, now=10.5 + n)
         never.book.on_answer(sent_at=10.0 + n, now=10.5 + n)
     assert not reader.book.silent
+    assert not reader.book.mute
     assert not never.book.silent
+
+
+@pytest.mark.parametrize("by_replay", [False, True])
+def test_answers_without_any_event_make_a_stream_mute_until_the_first_one(by_replay: bool) -> None:
+    """It may have another topic. Its index is not doubted for that, as nothing of it was ever believed."""
+    reader = Reader()
+    for n in range(UNANNOUNCED):
+        reader.book.on_answer(sent_at=10.0 + n, now=10.5 + n)
+    assert not reader.book.mute, "nobody answers at its endpoint"
+    reader.connect()
+    reader.replay()
+    for n in range(UNANNOUNCED):
+        assert not reader.book.mute
+        reader.book.on_answer(sent_at=20.0 + n, now=20.5 + n)
+    assert reader.book.mute
+    assert not reader.book.silent
+    reader.connect()
+    assert reader.book.mute, "a reconnect mends nothing"
+    if by_replay:
+        reader.replay(batch(0))
+    else:
+        reader.replay()
+        reader.live(batch(0))
+    assert not reader.book.mute
+    reader.book.on_answer(sent_at=30.0, now=30.5)
+    assert not reader.book.silent

@@ -204,28 +204,37 @@ async def test_suspicion_during_a_probe_asks_once_more_after_it(scene: Scene) ->
 
 
 @pytest.mark.parametrize(
-    ("kv_events", "answer", "expected"),
+    ("kv_events", "answer", "expected", "says"),
     [
-        ("auto", HttpAnswer(404, b'{"detail":"Not Found"}'), []),
-        ("auto", HttpAnswer(200, b"{}"), []),
-        ("auto", HttpAnswer(200, b"<html>"), []),
-        ("auto", sources(r1="tcp://*:5558", r0="tcp://*:5557"), [ENDPOINT, EventEndpoint(1, "tcp://a:5558", None, "")]),
-        ("off", None, []),
+        ("auto", HttpAnswer(404, b'{"detail":"Not Found"}'), [], False),
+        ("auto", HttpAnswer(200, b"{}"), [], True),
+        ("auto", HttpAnswer(200, b"<html>"), [], None),
+        ("auto", HttpAnswer(503, b""), [], None),
+        ("auto", "late", [], None),
+        (
+            "auto",
+            sources(r1="tcp://*:5558", r0="tcp://*:5557"),
+            [ENDPOINT, EventEndpoint(1, "tcp://a:5558", None, "")],
+            True,
+        ),
+        ("off", None, [], None),
         (
             [schema.EventSource(rank=2, endpoint="tcp://x:1", replay_endpoint="tcp://x:2", topic="t")],
             None,
             [EventEndpoint(2, "tcp://x:1", "tcp://x:2", "t")],
+            None,
         ),
     ],
 )
 async def test_where_events_come_from(
-    scene: Scene, kv_events: object, answer: HttpAnswer | NoAnswer, expected: list[EventEndpoint]
+    scene: Scene, kv_events: object, answer: HttpAnswer | NoAnswer, expected: list[EventEndpoint], says: bool | None
 ) -> None:
     scene.watch("a", kv_events, kv_event_sources=answer)
     await scene.run_for(0.05)
     assert scene.joins == [("a", ["m"], expected)]
     asked = [path for _, _, path in scene.asked if path == "/kv_event_sources"]
     assert asked == (["/kv_event_sources"] if kv_events == "auto" else [])
+    assert scene.health.says_sources("a") is says
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,13 @@ from router.operate.doctor.survey import EngineSurvey
 
 LIVE, REPLAY = "tcp://10.0.0.1:5557", "tcp://10.0.0.1:5657"
 CARDS = (ModelCard("sql", "/adapters/sql", "m", None), ModelCard("m", "/models/m", None, 4096))
-GAUGES = {rank: Gauges(0, 0, 0.0, 16, 65_536, None, None) for rank in range(2)}
+GAUGES = {rank: Gauges(0, 0, 0.0, 16, 65_536, None, None, prefix_caching=True) for rank in range(2)}
+OFF = {0: GAUGES[0], 1: GAUGES[1]._replace(prefix_caching=False)}
 WELL = EngineSurvey(
     "http://10.0.0.1:8100",
     version="0.32.0",
     cards=CARDS,
     gauges=GAUGES,
-    prefix_caching=True,
     sources=(EventEndpoint(0, LIVE, REPLAY, ""),),
     cached_tokens=True,
 )
@@ -45,7 +45,7 @@ def test_the_words_for_an_engine_with_everything_on() -> None:
         ),
         ({"cached_tokens": False}, "--enable-prompt-tokens-details", "cached_tokens in usage: off"),
         (
-            {"prefix_caching": False, "cached_tokens": None},
+            {"gauges": OFF, "cached_tokens": None},
             "--enable-prefix-caching",
             "cached_tokens in usage: unknown",
         ),

@@ -39,9 +39,12 @@ class Rooms:
 
     def describe_instances(self) -> list[dict[str, Any]]:
         return [
-            {"id": id, "url": f"http://{id}", "state": "draining" if on else "ready", "targets": [{"requests": 3}]}
+            {"id": id, "url": f"http://{id}", "state": "draining" if on else "ready", "silent_faults": []}
             for id, on in self.draining.items()
         ]
+
+    def describe_silent_faults(self) -> list[dict[str, Any]]:
+        return []
 
     def describe_discovery(self) -> dict[str, str | None]:
         return {"config": None, "file": "fleet.yaml: no such file"}
@@ -120,7 +123,7 @@ def bearer(name: str) -> dict[str, str]:
 
 def test_instances_with_all_that_is_told() -> None:
     body = open_door().get("/admin/instances").json()
-    assert body["instances"][0] == {"id": "a", "url": "http://a", "state": "ready", "targets": [{"requests": 3}]}
+    assert body["instances"][0] == {"id": "a", "url": "http://a", "state": "ready", "silent_faults": []}
     assert len(body["instances"]) == 2
     assert body["discovery"] == {"config": None, "file": "fleet.yaml: no such file"}
 
