@@ -151,7 +151,7 @@ async def test_a_drained_instance_finishes_what_it_has_and_gets_nothing_new(rout
         undrained = await r.admin.post(f"/admin/instances/{a.address}/undrain")
         assert undrained.json() == {"id": a.address, "draining": False}
         assert (await r.instances())[a.address]["state"] == "ready"
-        assert await r.metric("warmroute_instance_state", instance=a.address, state="ready") == 1
+        assert await r.metric("warmroute_instance_state", engine=a.address, state="ready") == 1
 
 
 @pytest.mark.parametrize("told_by", ["the operator", "its event"])

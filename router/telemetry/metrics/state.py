@@ -28,7 +28,7 @@ from router.telemetry.metrics.snapshot import (
     TargetState,
 )
 
-TARGET = ("target", "instance")
+TARGET = ("target", "engine")
 MODEL, POLICY, REASON, SOURCE = ("model",), ("policy",), ("reason",), ("source",)
 
 HELP = {
@@ -145,8 +145,8 @@ def families(now: RouterSnapshot) -> Iterator[Metric]:
     for name, value in TARGET_VALUES.items():
         yield _family(name, TARGET, (((t.target, t.instance), value(t)) for t in now.targets))
     yield from _target_states(now.targets)
-    yield _family("engine_distrusted", ("instance",), by_label(now.distrusted))
-    yield _family("engine_limit_total", ("instance", "limit"), now.over_limit.items())
+    yield _family("engine_distrusted", ("engine",), by_label(now.distrusted))
+    yield _family("engine_limit_total", ("engine", "limit"), now.over_limit.items())
     yield from _tokenizers(now.tokenizers)
     yield _family("policy_faults_total", ("policy", "plugin"), now.policy_faults.items())
     yield _family("discovery_trouble", SOURCE, by_label(now.discovery_trouble))
@@ -155,7 +155,7 @@ def families(now: RouterSnapshot) -> Iterator[Metric]:
     yield _family("unpaired_requests_total", REASON, by_label(now.unpaired))
     yield from _policies(now.policies)
     supported = {instance: support.takes for instance, support in now.passthrough.instances.items()}
-    yield _family("token_id_passthrough_supported", ("instance",), by_label(supported))
+    yield _family("token_id_passthrough_supported", ("engine",), by_label(supported))
     yield _family("token_id_passthrough_prompts_total", MODEL, by_label(now.passthrough.sent))
     yield _family("token_id_passthrough_skipped_total", REASON, by_label(now.passthrough.not_sent))
     yield from _prefix_cache(now.prefix_cache, now.tokenizers)
@@ -171,8 +171,8 @@ def _target_states(targets: Sequence[TargetState]) -> Iterator[Metric]:
     blocks = (((t.target, t.instance, tier), t.index_stats.blocks[n]) for t in targets for n, tier in enumerate(TIERS))
     skipped = (((t.target, t.instance, why), count) for t in targets for why, count in t.skipped.items())
     slowdowns = {(t.instance,): t.slowdown for t in targets}
-    yield _family("engine_slowdown_ratio", ("instance",), slowdowns.items())
-    yield _family("instance_state", ("instance", "state"), one_of(INSTANCE_STATES, states.items()))
+    yield _family("engine_slowdown_ratio", ("engine",), slowdowns.items())
+    yield _family("instance_state", ("engine", "state"), one_of(INSTANCE_STATES, states.items()))
     yield _family("breaker_state", (*TARGET, "state"), one_of(BREAKER_STATES, breakers))
     yield _family("stream_state", (*TARGET, "state"), one_of(STREAM_STATES, streams))
     yield _family("index_blocks", (*TARGET, "tier"), blocks)
