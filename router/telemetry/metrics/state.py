@@ -70,9 +70,9 @@ HELP = {
     "policy_faults_total": "failures of a policy's plug-in; the fallback policy decides instead",
     "discovery_trouble": "1 while the source of instances cannot be read and its last list is used",
     "discovery_age_seconds": "time since the source of instances last answered; no sample for the configuration itself",
-    "load_us_per_token": "fitted cost of loading KV, microseconds per token",
+    "load_us_per_token": "fitted cost of loading KV, microseconds per token; no sample for a link without loads",
     "load_base_ms": "fitted fixed cost of such a load, milliseconds",
-    "load_samples": "loads behind that fit; 0: the configured prior",
+    "load_samples": "loads behind that fit",
     "unpaired_requests_total": "requests answered by one instance because no prefill instance could help, by reason",
     "policy_in_force": "1 for each policy that decides or is evaluated as a shadow",
     "policy_switches_total": "policy switches, by source",
@@ -187,11 +187,15 @@ def _tokenizers(reports: Mapping[str, TokenizationReport]) -> Iterator[Metric]:
 
 
 def _links(targets: Sequence[TargetState]) -> Iterator[Metric]:
+    """Yield the metrics of the links that have loaded KV. A prior says nothing of an engine, and most engines use few
+    links.
+    """
     links = [((t.target, t.instance, link), getattr(t.speed, link)) for t in targets for link in LINKS]
+    used = [(names, cost) for names, cost in links if cost is not None and cost.samples]
     labels = (*TARGET, "link")
-    yield _family("load_us_per_token", labels, ((names, cost and cost.us_per_token) for names, cost in links))
-    yield _family("load_base_ms", labels, ((names, cost and cost.base_ms) for names, cost in links))
-    yield _family("load_samples", labels, ((names, cost and cost.samples) for names, cost in links))
+    yield _family("load_us_per_token", labels, ((names, cost.us_per_token) for names, cost in used))
+    yield _family("load_base_ms", labels, ((names, cost.base_ms) for names, cost in used))
+    yield _family("load_samples", labels, ((names, cost.samples) for names, cost in used))
 
 
 def _policies(now: PolicyState) -> Iterator[Metric]:

@@ -148,8 +148,10 @@ def test_an_instance_that_left_has_no_samples() -> None:
     assert [s for family in families(RouterSnapshot()) for s in family.samples] == []
 
 
-def test_loading_per_link() -> None:
-    assert values(RouterSnapshot([READY]), target="a/0", engine="a", link="pool") == {
+def test_loading_per_link_that_was_used() -> None:
+    now = RouterSnapshot([READY._replace(speed=READY.speed._replace(cpu=Transfer(5.0, 1.0, 0, None)))])
+    assert {name[-1] for name in samples(now, "load_")} == {"pool"}
+    assert values(now, target="a/0", engine="a", link="pool") == {
         "warmroute_load_us_per_token": 10.25,
         "warmroute_load_base_ms": 5.5,
         "warmroute_load_samples": 3,
