@@ -119,6 +119,7 @@ INTERPRETED = {
         "router/request/ops_api.py",
         "router/request/picker_api.py",
         "router/request/picker_path.py",
+        "router/request/query_parameters.py",
         "router/request/token_ids.py",
         "router/tenants/tokens.py",
     ),

@@ -471,6 +471,11 @@ def test_metrics_are_prometheus_text() -> None:
     assert "\nwarmroute_in_flight_requests 0.0\n" in answer.text
 
 
+def test_metrics_take_no_query_parameters_but_health_ignores_them() -> None:
+    assert client().get("/metrics?name[]=x").status_code == 400
+    assert client().get("/health?probe=1").status_code == 200
+
+
 def test_metrics_may_need_a_token() -> None:
     access = MetricsAccess(empty_page, hashlib.sha256(b"secret").hexdigest())
     for app in (ops_app(lambda: None, access), metrics_app(access)):
