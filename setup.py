@@ -52,6 +52,7 @@ COMPILED = (
     "router/tenants/*.py",
     "router/telemetry/failure.py",
     "router/telemetry/metrics/buckets.py",
+    "router/telemetry/metrics/engine_tables.py",
     "router/telemetry/metrics/prometheus.py",
     "router/telemetry/recent_records.py",
     "router/lab/simulator/block_cache.py",
