@@ -47,6 +47,11 @@ def test_no_metric_has_a_label_that_prometheus_sets() -> None:
     assert {name for name, own in labels.items() if own & SET_BY_PROMETHEUS} == set()
 
 
+def test_metrics_are_in_base_units() -> None:
+    scaled = re.compile(r"_(ns|us|ms|kb|mb|gb|percent)(_|$)")
+    assert {family.name for family in list_families() if scaled.search(family.name)} == set()
+
+
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.alert)
 def test_metrics_and_labels_of_a_rule_exist(rule: Rule) -> None:
     series = exposition()

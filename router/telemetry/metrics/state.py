@@ -52,7 +52,7 @@ HELP = {
     "stream_overfull_total": "times that the index held more of the target than its GPU can, and forgot it",
     "stream_contradictions_total": "times that answers proved the index of the target wrong, and it was forgotten",
     "stream_decode_errors_total": "messages that could not be decoded",
-    "prefill_us_per_token": "fitted prefill cost of the instance, microseconds per uncached token",
+    "prefill_seconds_per_token": "fitted prefill cost of the instance, per uncached token",
     "engine_slowdown_ratio": "how many times as long as usual prefills of the instance took when last measured; "
     "at least 1",
     "prefill_samples": "requests behind that fit; 0: the configured prior",
@@ -70,8 +70,8 @@ HELP = {
     "policy_faults_total": "failures of a policy's plug-in; the fallback policy decides instead",
     "discovery_trouble": "1 while the source of instances cannot be read and its last list is used",
     "discovery_age_seconds": "time since the source of instances last answered; no sample for the configuration itself",
-    "load_us_per_token": "fitted cost of loading KV, microseconds per token; no sample for a link without loads",
-    "load_base_ms": "fitted fixed cost of such a load, milliseconds",
+    "load_seconds_per_token": "fitted cost of loading KV, per token; no sample for a link without loads",
+    "load_base_seconds": "fitted fixed cost of such a load",
     "load_samples": "loads behind that fit",
     "unpaired_requests_total": "requests answered by one instance because no prefill instance could help, by reason",
     "policy_in_force": "1 for each policy that decides or is evaluated as a shadow",
@@ -131,7 +131,7 @@ TARGET_VALUES: dict[str, Callable[[TargetState], float | None]] = {
     "stream_overfull_total": lambda t: t.overfull,
     "stream_contradictions_total": lambda t: t.contradictions,
     "stream_decode_errors_total": lambda t: t.malformed,
-    "prefill_us_per_token": lambda t: t.speed.us_per_token,
+    "prefill_seconds_per_token": lambda t: t.speed.us_per_token / 1e6,
     "prefill_samples": lambda t: t.speed.samples,
 }
 
@@ -193,8 +193,8 @@ def _links(targets: Sequence[TargetState]) -> Iterator[Metric]:
     links = [((t.target, t.instance, link), getattr(t.speed, link)) for t in targets for link in LINKS]
     used = [(names, cost) for names, cost in links if cost is not None and cost.samples]
     labels = (*TARGET, "link")
-    yield _family("load_us_per_token", labels, ((names, cost.us_per_token) for names, cost in used))
-    yield _family("load_base_ms", labels, ((names, cost.base_ms) for names, cost in used))
+    yield _family("load_seconds_per_token", labels, ((names, cost.us_per_token / 1e6) for names, cost in used))
+    yield _family("load_base_seconds", labels, ((names, cost.base_ms / 1e3) for names, cost in used))
     yield _family("load_samples", labels, ((names, cost.samples) for names, cost in used))
 
 

@@ -85,7 +85,7 @@ def test_every_reading_of_a_target() -> None:
         "warmroute_stream_overfull_total": 2,
         "warmroute_stream_contradictions_total": 1,
         "warmroute_stream_decode_errors_total": 4,
-        "warmroute_prefill_us_per_token": 90.5,
+        "warmroute_prefill_seconds_per_token": 90.5e-6,
         "warmroute_prefill_samples": 12,
     }
 
@@ -152,8 +152,8 @@ def test_loading_per_link_that_was_used() -> None:
     now = RouterSnapshot([READY._replace(speed=READY.speed._replace(cpu=Transfer(5.0, 1.0, 0, None)))])
     assert {name[-1] for name in samples(now, "load_")} == {"pool"}
     assert values(now, target="a/0", engine="a", link="pool") == {
-        "warmroute_load_us_per_token": 10.25,
-        "warmroute_load_base_ms": 5.5,
+        "warmroute_load_seconds_per_token": 10.25e-6,
+        "warmroute_load_base_seconds": 0.0055,
         "warmroute_load_samples": 3,
     }
 
