@@ -79,7 +79,7 @@ test-stack-long: $(VENV)/.installed-test  ## run the tests with real engines tha
 	$(BIN)/python -m router.lab.local_stack.install
 	$(BIN)/python -m pytest -m "stack and long" tests/stack
 
-test-gateway: $(VENV)/.installed-test  ## run the tests that need a real Kubernetes API server (built once: 7 minutes of CPU time), Envoy or promtool
+test-gateway: $(VENV)/.installed-test  ## run the tests that need a real Kubernetes API server (built once: 7 minutes of CPU time), Envoy or Prometheus
 	$(BIN)/python -m tests.gateway.install
 	$(BIN)/python -m pytest -m gateway tests/gateway
 

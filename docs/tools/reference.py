@@ -188,14 +188,16 @@ def http() -> Iterator[str]:
 
 
 USUAL = frozenset(("200", "401", "403", "404", "422"))
+UNKNOWN_PARAMETER = {"400": "an unknown query parameter"}
 
 
 def _admin() -> Iterator[str]:
     yield "## Admin listener\n"
     yield "`admin.host` and `admin.port`, by default `127.0.0.1:8001`; who may call what is in"
     yield "[Security](../operate/security.md). The listener describes itself at `/admin/openapi.json`, from which this"
-    yield "section is made. Every endpoint answers 200 with its result, 401 without a valid token, 403 without the"
-    yield "right, 404 for what does not exist, and 422 for an invalid parameter; other answers are listed.\n"
+    yield "section is made. Every endpoint answers 200 with its result, 400 for an unknown query parameter, 401 without"
+    yield "a valid token, 403 without the right, 404 for what does not exist, and 422 for an invalid parameter; other"
+    yield "answers are listed.\n"
     described = describe_admin_api()
     for path, methods in described["paths"].items():
         for method, endpoint in methods.items():
@@ -206,7 +208,8 @@ def _admin() -> Iterator[str]:
             if query := [_parameter(one) for one in endpoint.get("parameters", ()) if one["in"] == "query"]:
                 yield f"Parameters: {', '.join(query)}.\n"
             answers = {status: answer["description"] for status, answer in endpoint["responses"].items()}
-            if ends := [f"{status} {meaning}" for status, meaning in sorted(answers.items()) if status not in USUAL]:
+            own = sorted(answers.items() - UNKNOWN_PARAMETER.items())
+            if ends := [f"{status} {meaning}" for status, meaning in own if status not in USUAL]:
                 yield f"Answers: {'; '.join(ends)}.\n"
 
 

@@ -173,7 +173,12 @@ class Core:
         self.recent_records = RecentRecords(config.records.keep)
         self.control = Control(scheduler, self.recent_records, audit, self.clock, self.duty)
         self.faults = FaultWatch(scheduler, self.health, config, self.clock, self.duty)
-        self.metrics = Metrics(lambda model: scheduler.fleet.resolve(model) is not None)
+        fleet = scheduler.fleet
+        self.metrics = Metrics(
+            knows_model=lambda model: fleet.resolve(model) is not None,
+            knows_engine=lambda engine: fleet.get(engine) is not None,
+        )
+        scheduler.on_left.append(lambda target: self.metrics.on_engine_left(target.rpartition("/")[0]))
         self.client_keys = build_client_keys(config, self.key_secret)
         self.snapshots: snapshots.Snapshots | None = None  # None: there are none
         if (saved_at := config.index.snapshot_file) is not None:

@@ -11,13 +11,14 @@ import hmac
 from collections.abc import Awaitable, Callable
 from typing import Annotated, NamedTuple
 
-from fastapi import FastAPI, Header, Response
+from fastapi import Depends, FastAPI, Header, Response
 from fastapi.responses import JSONResponse
 
 from router.errors import Unauthorized
 from router.fleet.fleet import Fleet
 from router.request.error_body import install_error_handlers
 from router.request.public_paths import READ
+from router.request.query_parameters import refuse_unknown_parameters
 from router.telemetry.metrics.exposition import CONTENT_TYPES, PageForm, choose_form
 
 
@@ -72,7 +73,7 @@ def metrics_app(access: MetricsAccess) -> FastAPI:
     """Return an application that serves the metrics and nothing else."""
     app = _app()
 
-    @app.api_route("/metrics", methods=list(READ))
+    @app.api_route("/metrics", methods=list(READ), dependencies=[Depends(refuse_unknown_parameters)])
     async def metrics(authorization: Annotated[str, Header()] = "", accept: Annotated[str, Header()] = "") -> Response:
         scheme, _, token = authorization.partition(" ")
         digest = hashlib.sha256(token.strip().encode()).hexdigest()

@@ -141,9 +141,9 @@ async def test_what_is_beyond_the_bounds_costs_the_engine_its_trust(
             assert await ask(router, EVIL) == 200
             assert router.log.count(b"served without its KV events") == number + 1
             await running.rejoin()
-        assert await router.metric("warmroute_engine_limit_total", instance="evil", limit="message") >= 5
-        assert await router.metric("warmroute_engine_limit_total", instance="evil", limit="block_size") == 1
-        assert await router.metric("warmroute_engine_distrusted", instance="evil") == 0
+        assert await router.metric("warmroute_engine_limit_total", engine="evil", limit="message") >= 5
+        assert await router.metric("warmroute_engine_limit_total", engine="evil", limit="block_size") == 1
+        assert await router.metric("warmroute_engine_distrusted", engine="evil") == 0
         measured("messages beyond the bounds: memory", (peak_bytes(router.pid) - before) / MB, 40, "MB")
 
 

@@ -14,7 +14,7 @@ from docs.tools.whole_router import list_families
 from tests.gateway.alerts import Rule, read_cases, read_rules
 
 RULES = read_rules()
-ADDED = {"le", "job"}  # of histograms; by Prometheus itself, which also renames our `instance` to keep its own
+SET_BY_PROMETHEUS = {"job", "instance"}  # a metric's own label of such a name would be renamed `exported_...`
 RUNBOOK = re.compile(
     r"^### (Warmroute\w+)\n\n`(\w+)`\n\n"
     r"- \*\*Means\*\*: .+?\n- \*\*Users notice\*\*: .+?\n- \*\*Look at\*\*: .+?\n- \*\*Do\*\*: .+?\n(?=\n|\Z)",
@@ -23,14 +23,13 @@ RUNBOOK = re.compile(
 
 
 def exposition() -> dict[str, set[str]]:
-    """Labels of every series that /metrics can have, by name, as Prometheus stores them."""
+    """Labels of every series that Prometheus stores of /metrics, by name."""
     found = {}
     suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}
     for family in list_families():
-        labels = {*getattr(family, "_labelnames", ()), *ADDED, "instance"}
-        renamed = {"exported_instance"} if "instance" in getattr(family, "_labelnames", ()) else set()
+        labels = {*getattr(family, "_labelnames", ()), *SET_BY_PROMETHEUS, "le"}
         for suffix in suffixes.get(family.type, ("",)):
-            found[family.name + suffix] = labels | renamed
+            found[family.name + suffix] = labels
     return found
 
 
@@ -40,6 +39,17 @@ def labels_of(rule: Rule) -> set[str]:
     lists = re.findall(r"\b(?:by|without|on) \(([^)]*)\)", rule.expr)
     grouped = {label.strip() for one in lists for label in one.split(",") if label.strip()}
     return selected | grouped | set(re.findall(r"\$labels\.(\w+)", rule.summary))
+
+
+def test_no_metric_has_a_label_that_prometheus_sets() -> None:
+    labels = {family.name: {*getattr(family, "_labelnames", ())} for family in list_families()}
+    assert len(labels) > 100
+    assert {name for name, own in labels.items() if own & SET_BY_PROMETHEUS} == set()
+
+
+def test_metrics_are_in_base_units() -> None:
+    scaled = re.compile(r"_(ns|us|ms|kb|mb|gb|percent)(_|$)")
+    assert {family.name for family in list_families() if scaled.search(family.name)} == set()
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.alert)

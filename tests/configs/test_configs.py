@@ -99,8 +99,7 @@ def test_the_dashboard_groups_by_labels_that_exist() -> None:
         for group in re.findall(r"by \(([^)]*)\)", text)
         for word in group.split(",")
     }
-    # Prometheus renames our `instance`, an engine, because it sets that label itself: the router.
-    assert used - (labels - {"instance"}) - {"le", "exported_instance"} == set()
+    assert used - labels - {"le"} == set()
 
 
 def test_panels_do_not_overlap() -> None:

@@ -151,7 +151,7 @@ async def test_a_drained_instance_finishes_what_it_has_and_gets_nothing_new(rout
         undrained = await r.admin.post(f"/admin/instances/{a.address}/undrain")
         assert undrained.json() == {"id": a.address, "draining": False}
         assert (await r.instances())[a.address]["state"] == "ready"
-        assert await r.metric("warmroute_instance_state", instance=a.address, state="ready") == 1
+        assert await r.metric("warmroute_instance_state", engine=a.address, state="ready") == 1
 
 
 @pytest.mark.parametrize("told_by", ["the operator", "its event"])
@@ -231,6 +231,11 @@ async def test_metrics_agree_with_the_records(router: Any) -> None:
             assert await r.metric(f"warmroute_{name}_tokens_total") == sum(record[field] for record in records)
         predicted = sum(record["attempts"][0]["predicted_tokens"] or 0 for record in records)
         assert await r.metric("warmroute_predicted_tokens_total") == predicted > 0
+        assert await r.metric("warmroute_engine_attempts_total", engine=a.address, end="ok") == 3
+        assert await r.metric("warmroute_engine_ttft_seconds_count", engine=a.address) == 3
+        for name in ("predicted", "delivered"):
+            of_all = await r.metric(f"warmroute_{name}_tokens_total")
+            assert await r.metric(f"warmroute_engine_{name}_tokens_total", engine=a.address) == of_all
         assert await r.metric("warmroute_in_flight_requests") == 0
         assert await r.metric("warmroute_target_requests") == 0
         held = (await r.instances())[a.address]["targets"][0]["stream"]["blocks"]["gpu"]

@@ -153,6 +153,7 @@ async def test_the_instance_list_changes_without_a_restart(router, tmp_path, cap
         async with router(fleet={"file": str(listed.path), "file_poll_s": 0.02}) as r:
             await eventually(lambda: states(r) == {"a": InstanceState.READY})
             assert {said.instance for said in await crowd([Chat(r, "one"), Chat(r, "two")], 1)} == {"a"}
+            assert await r.metric("warmroute_engine_attempts_total", engine="a") == 2
 
             listed.names(a, b)
             await eventually(lambda: states(r) == {"a": InstanceState.READY, "b": InstanceState.READY})
@@ -175,6 +176,7 @@ async def test_the_instance_list_changes_without_a_restart(router, tmp_path, cap
                 listed.names(b)
                 await eventually(lambda: states(r) == {"b": InstanceState.READY})
                 assert (await asking).ok  # who leaves the list finishes what it has
+            assert await r.metric("warmroute_engine_attempts_total", engine="a") == 0  # its series left with it
             assert {said.instance for said in await crowd([Chat(r, f"c{n}") for n in range(6)], 1)} == {"b"}
 
             listed.says("[]")

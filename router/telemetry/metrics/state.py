@@ -28,7 +28,7 @@ from router.telemetry.metrics.snapshot import (
     TargetState,
 )
 
-TARGET = ("target", "instance")
+TARGET = ("target", "engine")
 MODEL, POLICY, REASON, SOURCE = ("model",), ("policy",), ("reason",), ("source",)
 
 HELP = {
@@ -52,7 +52,7 @@ HELP = {
     "stream_overfull_total": "times that the index held more of the target than its GPU can, and forgot it",
     "stream_contradictions_total": "times that answers proved the index of the target wrong, and it was forgotten",
     "stream_decode_errors_total": "messages that could not be decoded",
-    "prefill_us_per_token": "fitted prefill cost of the instance, microseconds per uncached token",
+    "prefill_seconds_per_token": "fitted prefill cost of the instance, per uncached token",
     "engine_slowdown_ratio": "how many times as long as usual prefills of the instance took when last measured; "
     "at least 1",
     "prefill_samples": "requests behind that fit; 0: the configured prior",
@@ -70,9 +70,9 @@ HELP = {
     "policy_faults_total": "failures of a policy's plug-in; the fallback policy decides instead",
     "discovery_trouble": "1 while the source of instances cannot be read and its last list is used",
     "discovery_age_seconds": "time since the source of instances last answered; no sample for the configuration itself",
-    "load_us_per_token": "fitted cost of loading KV, microseconds per token",
-    "load_base_ms": "fitted fixed cost of such a load, milliseconds",
-    "load_samples": "loads behind that fit; 0: the configured prior",
+    "load_seconds_per_token": "fitted cost of loading KV, per token; no sample for a link without loads",
+    "load_base_seconds": "fitted fixed cost of such a load",
+    "load_samples": "loads behind that fit",
     "unpaired_requests_total": "requests answered by one instance because no prefill instance could help, by reason",
     "policy_in_force": "1 for each policy that decides or is evaluated as a shadow",
     "policy_switches_total": "policy switches, by source",
@@ -131,7 +131,7 @@ TARGET_VALUES: dict[str, Callable[[TargetState], float | None]] = {
     "stream_overfull_total": lambda t: t.overfull,
     "stream_contradictions_total": lambda t: t.contradictions,
     "stream_decode_errors_total": lambda t: t.malformed,
-    "prefill_us_per_token": lambda t: t.speed.us_per_token,
+    "prefill_seconds_per_token": lambda t: t.speed.us_per_token / 1e6,
     "prefill_samples": lambda t: t.speed.samples,
 }
 
@@ -145,8 +145,8 @@ def families(now: RouterSnapshot) -> Iterator[Metric]:
     for name, value in TARGET_VALUES.items():
         yield _family(name, TARGET, (((t.target, t.instance), value(t)) for t in now.targets))
     yield from _target_states(now.targets)
-    yield _family("engine_distrusted", ("instance",), by_label(now.distrusted))
-    yield _family("engine_limit_total", ("instance", "limit"), now.over_limit.items())
+    yield _family("engine_distrusted", ("engine",), by_label(now.distrusted))
+    yield _family("engine_limit_total", ("engine", "limit"), now.over_limit.items())
     yield from _tokenizers(now.tokenizers)
     yield _family("policy_faults_total", ("policy", "plugin"), now.policy_faults.items())
     yield _family("discovery_trouble", SOURCE, by_label(now.discovery_trouble))
@@ -155,7 +155,7 @@ def families(now: RouterSnapshot) -> Iterator[Metric]:
     yield _family("unpaired_requests_total", REASON, by_label(now.unpaired))
     yield from _policies(now.policies)
     supported = {instance: support.takes for instance, support in now.passthrough.instances.items()}
-    yield _family("token_id_passthrough_supported", ("instance",), by_label(supported))
+    yield _family("token_id_passthrough_supported", ("engine",), by_label(supported))
     yield _family("token_id_passthrough_prompts_total", MODEL, by_label(now.passthrough.sent))
     yield _family("token_id_passthrough_skipped_total", REASON, by_label(now.passthrough.not_sent))
     yield from _prefix_cache(now.prefix_cache, now.tokenizers)
@@ -171,8 +171,8 @@ def _target_states(targets: Sequence[TargetState]) -> Iterator[Metric]:
     blocks = (((t.target, t.instance, tier), t.index_stats.blocks[n]) for t in targets for n, tier in enumerate(TIERS))
     skipped = (((t.target, t.instance, why), count) for t in targets for why, count in t.skipped.items())
     slowdowns = {(t.instance,): t.slowdown for t in targets}
-    yield _family("engine_slowdown_ratio", ("instance",), slowdowns.items())
-    yield _family("instance_state", ("instance", "state"), one_of(INSTANCE_STATES, states.items()))
+    yield _family("engine_slowdown_ratio", ("engine",), slowdowns.items())
+    yield _family("instance_state", ("engine", "state"), one_of(INSTANCE_STATES, states.items()))
     yield _family("breaker_state", (*TARGET, "state"), one_of(BREAKER_STATES, breakers))
     yield _family("stream_state", (*TARGET, "state"), one_of(STREAM_STATES, streams))
     yield _family("index_blocks", (*TARGET, "tier"), blocks)
@@ -187,11 +187,15 @@ def _tokenizers(reports: Mapping[str, TokenizationReport]) -> Iterator[Metric]:
 
 
 def _links(targets: Sequence[TargetState]) -> Iterator[Metric]:
+    """Yield the metrics of the links that have loaded KV. A prior says nothing of an engine, and most engines use few
+    links.
+    """
     links = [((t.target, t.instance, link), getattr(t.speed, link)) for t in targets for link in LINKS]
+    used = [(names, cost) for names, cost in links if cost is not None and cost.samples]
     labels = (*TARGET, "link")
-    yield _family("load_us_per_token", labels, ((names, cost and cost.us_per_token) for names, cost in links))
-    yield _family("load_base_ms", labels, ((names, cost and cost.base_ms) for names, cost in links))
-    yield _family("load_samples", labels, ((names, cost and cost.samples) for names, cost in links))
+    yield _family("load_seconds_per_token", labels, ((names, cost.us_per_token / 1e6) for names, cost in used))
+    yield _family("load_base_seconds", labels, ((names, cost.base_ms / 1e3) for names, cost in used))
+    yield _family("load_samples", labels, ((names, cost.samples) for names, cost in used))
 
 
 def _policies(now: PolicyState) -> Iterator[Metric]:

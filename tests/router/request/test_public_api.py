@@ -94,7 +94,7 @@ class Api:
         self.fleet = fleet = Fleet(schema.FleetConfig())
         fleet.join(schema.InstanceConfig(url="http://a:1", name="a"))
         fleet.mark_ready("a", [ModelCard("m", "/models/m", None, 8192), ModelCard("lora", "/l", "m", None)], [0])
-        self.metrics = Metrics(lambda model: True)
+        self.metrics = Metrics(lambda model: True, lambda engine: True)
         clock, self.usage = ManualClock(wall=1_700_000_000.9), UsageBook()
         ledger = Ledger(PricesConfig(), clock, "")
         tables = TenantTables(self.metrics.counter, self.metrics.model_label, ())
@@ -432,7 +432,7 @@ async def test_a_client_that_left_gets_no_answer_and_is_counted() -> None:
 
 
 async def empty_page(form: PageForm) -> bytes:
-    return MetricsPage(Metrics(lambda model: True), RouterSnapshot()).render(form)
+    return MetricsPage(Metrics(lambda model: True, lambda engine: True), RouterSnapshot()).render(form)
 
 
 def client(why_not: str | None = None) -> TestClient:
@@ -469,6 +469,11 @@ def test_metrics_are_prometheus_text() -> None:
     assert answer.status_code == 200
     assert answer.headers["content-type"].startswith("text/plain; version=")
     assert "\nwarmroute_in_flight_requests 0.0\n" in answer.text
+
+
+def test_metrics_take_no_query_parameters_but_health_ignores_them() -> None:
+    assert client().get("/metrics?name[]=x").status_code == 400
+    assert client().get("/health?probe=1").status_code == 200
 
 
 def test_metrics_may_need_a_token() -> None:

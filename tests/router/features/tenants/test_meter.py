@@ -57,7 +57,7 @@ class Scene:
     def __init__(self, **limits: Any) -> None:
         self.clock = ManualClock(0.0, 20_000 * DAY_S)
         self.ledger, self.usage = Ledger(PricesConfig(), self.clock, ""), UsageBook()
-        metrics = Metrics(lambda model: True)
+        metrics = Metrics(lambda model: True, lambda engine: True)
         self.meter = Meter(
             self.ledger,
             self.usage,

@@ -25,7 +25,7 @@ KEY = (DAY, "acme", "m")
 
 
 def a_metering(clock: ManualClock, **clients: Any) -> Metering:
-    metrics = Metrics(lambda model: True)
+    metrics = Metrics(lambda model: True, lambda engine: True)
     config = ClientsConfig.model_validate({"tenant_header": "x-tenant"} | clients)
     return Metering(config, "run", TenantTables(metrics.counter, metrics.model_label, ()), lambda model: None, clock)
 

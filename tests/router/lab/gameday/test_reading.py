@@ -19,7 +19,7 @@ CALM = MetricsReading(has_pool=True, policies=frozenset({"warm"}), booked=3.0)
 
 
 def page(now: RouterSnapshot) -> str:
-    return MetricsPage(Metrics(lambda model: True), now).render().decode()
+    return MetricsPage(Metrics(lambda model: True, lambda engine: True), now).render().decode()
 
 
 def test_it_reads_what_the_router_writes() -> None:

@@ -64,7 +64,7 @@ def states(now: RouterSnapshot, name: str, **labels: str) -> Mapping[str, float]
 
 
 def test_every_reading_of_a_target() -> None:
-    assert values(RouterSnapshot([READY]), target="a/0", instance="a") == {
+    assert values(RouterSnapshot([READY]), target="a/0", engine="a") == {
         "warmroute_target_requests": 3,
         "warmroute_target_prefilling_requests": 1,
         "warmroute_target_live_tokens": 900,
@@ -85,13 +85,13 @@ def test_every_reading_of_a_target() -> None:
         "warmroute_stream_overfull_total": 2,
         "warmroute_stream_contradictions_total": 1,
         "warmroute_stream_decode_errors_total": 4,
-        "warmroute_prefill_us_per_token": 90.5,
+        "warmroute_prefill_seconds_per_token": 90.5e-6,
         "warmroute_prefill_samples": 12,
     }
 
 
 def test_what_is_not_known_has_no_sample() -> None:
-    known = values(RouterSnapshot([SILENT]), target="b/0", instance="b")
+    known = values(RouterSnapshot([SILENT]), target="b/0", engine="b")
     assert "warmroute_engine_running_requests" not in known
     assert "warmroute_engine_waiting_requests" not in known
     assert "warmroute_engine_kv_usage_ratio" not in known
@@ -101,13 +101,13 @@ def test_what_is_not_known_has_no_sample() -> None:
 
 def test_a_slowdown_is_the_instances() -> None:
     now = RouterSnapshot([READY, READY._replace(target="a/1"), SILENT])
-    assert values(now, instance="a")["warmroute_engine_slowdown_ratio"] == 4.8
+    assert values(now, engine="a")["warmroute_engine_slowdown_ratio"] == 4.8
 
 
 def test_states_are_one_of_all() -> None:
     now = RouterSnapshot([READY, SILENT])
-    assert states(now, "warmroute_instance_state", instance="a") == {"joining": 0, "ready": 1, "draining": 0, "down": 0}
-    assert states(now, "warmroute_instance_state", instance="b") == {"joining": 0, "ready": 0, "draining": 0, "down": 1}
+    assert states(now, "warmroute_instance_state", engine="a") == {"joining": 0, "ready": 1, "draining": 0, "down": 0}
+    assert states(now, "warmroute_instance_state", engine="b") == {"joining": 0, "ready": 0, "draining": 0, "down": 1}
     assert states(now, "warmroute_breaker_state", target="a/0") == {"closed": 0, "open": 0, "half_open": 1, "stuck": 0}
     stream = states(now, "warmroute_stream_state", target="b/0")
     assert stream == {"off": 0, "new": 1, "replaying": 0, "live": 0, "lost": 0}
@@ -122,8 +122,8 @@ def test_an_instance_with_two_ranks_has_one_state() -> None:
 def test_tiers_reasons_and_faults() -> None:
     now = RouterSnapshot([READY], policy_faults={("default", "prefix_overlap"): 2})
     for tier, blocks in (("gpu", 10), ("cpu", 20), ("disk", 30)):
-        assert values(now, target="a/0", instance="a", tier=tier) == {"warmroute_index_blocks": blocks}
-    assert values(now, target="a/0", instance="a", reason="group") == {"warmroute_stream_skipped_events_total": 5}
+        assert values(now, target="a/0", engine="a", tier=tier) == {"warmroute_index_blocks": blocks}
+    assert values(now, target="a/0", engine="a", reason="group") == {"warmroute_stream_skipped_events_total": 5}
     assert values(now, policy="default", plugin="prefix_overlap") == {"warmroute_policy_faults_total": 2}
 
 
@@ -148,10 +148,12 @@ def test_an_instance_that_left_has_no_samples() -> None:
     assert [s for family in families(RouterSnapshot()) for s in family.samples] == []
 
 
-def test_loading_per_link() -> None:
-    assert values(RouterSnapshot([READY]), target="a/0", instance="a", link="pool") == {
-        "warmroute_load_us_per_token": 10.25,
-        "warmroute_load_base_ms": 5.5,
+def test_loading_per_link_that_was_used() -> None:
+    now = RouterSnapshot([READY._replace(speed=READY.speed._replace(cpu=Transfer(5.0, 1.0, 0, None)))])
+    assert {name[-1] for name in samples(now, "load_")} == {"pool"}
+    assert values(now, target="a/0", engine="a", link="pool") == {
+        "warmroute_load_seconds_per_token": 10.25e-6,
+        "warmroute_load_base_seconds": 0.0055,
         "warmroute_load_samples": 3,
     }
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# fetch_promtool.sh FOLDER: puts promtool 2.42 into FOLDER, for the tests of the alerting rules.
+# fetch_prometheus.sh FOLDER: puts prometheus and promtool 2.42 into FOLDER, for the tests of alerting rules and dashboard.
 #
-# It is in Debian 12's package `prometheus` and needs nothing but libc. The package is fetched and unpacked into a scratch
-# folder, so nothing is installed and no root is needed; 48 MB remain.
+# They are in Debian 12's package `prometheus` and need nothing but libc. The package is fetched and unpacked into a
+# scratch folder, so nothing is installed and no root is needed; 100 MB remain.
 set -euo pipefail
 
 OUT=$(mkdir -p "$1" && cd "$1" && pwd)
@@ -18,5 +18,7 @@ cd "$WORK"
 apt-get "${APT[@]}" update
 apt-get "${APT[@]}" download prometheus
 dpkg-deb -x prometheus_*.deb debian
-debian/usr/bin/promtool --version
-mv debian/usr/bin/promtool "$OUT/promtool"
+for PROGRAM in promtool prometheus; do
+  debian/usr/bin/$PROGRAM --version
+  mv debian/usr/bin/$PROGRAM "$OUT/$PROGRAM"
+done
