@@ -66,16 +66,16 @@ def check_quiet(routers: Sequence[RouterHost], engines: Sequence[EngineHost]) ->
             yield f"{engine.name}: it is busy"
     for router in routers:
         assert router.app is not None
-        for what in (*_check_books(router.app), *_check_peers(router.app), *_check_index(router.app, engines)):
+        for what in (*_check_own_books(router.app), *_check_all_books(router.app), *_check_index(router.app, engines)):
             yield f"{router.name}: {what}"
     yield from _check_agreement(routers)
     for router in routers:
         for app in router.lives[:-1]:
-            for what in _check_books(app):
+            for what in _check_own_books(app):
                 yield f"a former process of {router.name}: {what}"
 
 
-def _check_books(app: App) -> Iterator[str]:
+def _check_own_books(app: App) -> Iterator[str]:
     """The process has nothing in progress and nothing booked itself."""
     limiter, scheduler = app.services.limiter, app.core.scheduler
     assert isinstance(scheduler, PeerScheduler)
@@ -86,6 +86,24 @@ def _check_books(app: App) -> Iterator[str]:
     for target in _targets(app):
         if (own := scheduler.own_share(target.id)) != NO_SHARE:
             yield f"booked at {target.id}: {own}"
+    tenants = app.features.get("tenants")
+    for name, account in tenants.metering.ledger._accounts.items() if isinstance(tenants, TenantsFeature) else ():
+        if account.open:
+            yield f"tenant {name} has requests in progress: {account.open}"
+
+
+def _check_all_books(app: App) -> Iterator[str]:
+    """The router is connected to every other one in both directions, agrees with it, and knows nothing in progress at
+    any.
+    """
+    peers = app.core.peers
+    assert peers is not None
+    for target in _targets(app):
+        if (others := peers.share_of_far(target.id)) != NO_SHARE:
+            yield f"booked at {target.id} by peers: {others}"
+    for report in peers.describe():
+        if not (report.own or (report.up and report.same_policies and report.same_instances)):
+            yield f"peer: {report}"
     admission, tenants = app.features["admission"], app.features.get("tenants")
     assert isinstance(admission, AdmissionFeature)
     for admitted in admission.queues:
@@ -98,20 +116,6 @@ def _check_books(app: App) -> Iterator[str]:
             for limit, use in ledger.use(name, ledger.last_limits(name) or TenantLimits()).items():
                 if use.used:
                     yield f"tenant {name} uses {use.used} of its {limit}"
-            if ledger.in_progress(name):
-                yield f"tenant {name} has requests in progress: {ledger.in_progress(name)}"
-
-
-def _check_peers(app: App) -> Iterator[str]:
-    """The router is connected to every other one in both directions, agrees with it, and knows no booking of it."""
-    peers = app.core.peers
-    assert peers is not None
-    for target in _targets(app):
-        if (others := peers.share_of_far(target.id)) != NO_SHARE:
-            yield f"booked at {target.id} by peers: {others}"
-    for report in peers.describe():
-        if not (report.own or (report.up and report.same_policies and report.same_instances)):
-            yield f"peer: {report}"
 
 
 def _check_agreement(routers: Sequence[RouterHost]) -> Iterator[str]:
