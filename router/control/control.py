@@ -156,8 +156,8 @@ class Control:
         return OperatorState([KeptDrain(*one) for one in self._scheduler.drains], policies, self.rollbacks)
 
     def restore(self, state: OperatorState) -> None:
-        """Put in force what operators had set before this process started, and log it. Settings of the configuration
-        that have changed since take precedence. Call it before peers and splits are connected.
+        """Put in force what operators had set before this process started. Settings of the configuration that have
+        changed since take precedence. Call it before peers and splits are connected.
         """
         for decision in state.decisions:
             self._scheduler.drains.accept(decision)
@@ -171,8 +171,6 @@ class Control:
         self._kept_rollbacks = state.rolled_back
         if self._switch.restore(request, policy_set, state.rolled_back) and kept is not None:
             self.kept = kept if rule_of(self.policy_set) == kept.in_force else None
-        if found := self.collect_state().in_words:
-            log.warning("kept from before: %s", ", ".join(found))
 
     def _build_kept(self, kept: KeptPolicies) -> PolicySet:
         """Return the policies that were in force, with what has changed in the configuration. Raises ConfigError."""

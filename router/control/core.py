@@ -195,6 +195,9 @@ class Core:
             if not state:
                 state, source = read_state(file), str(file)
         self.control.restore(decode_state(state, source))
+        found = self.control.collect_state().in_words
+        if found and self.number == 0:  # one of the workers
+            log.warning("kept from before: %s", ", ".join(found))
         if (kept := self.operator_state) is not None:
             self.scheduler.drains.on_change = kept.wake
             self.scheduler.on_swap.append(lambda policy_set: kept.wake())
