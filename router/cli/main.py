@@ -16,6 +16,8 @@ import typer
 
 from router.cli.admin.commands import experiment as experiment_commands
 from router.cli.admin.commands import policy as policy_commands
+from router.cli.admin.draining import drain as drain_command
+from router.cli.admin.draining import undrain as undrain_command
 from router.cli.admin.profile import profile as profile_command
 from router.cli.admin.usage import usage as usage_command
 from router.cli.advise.command import advise as advise_command
@@ -44,6 +46,8 @@ app.command()(serve_command.stack)
 app.add_typer(policies_commands, name="policies")
 app.add_typer(policy_commands, name="policy")
 app.add_typer(experiment_commands, name="experiment")
+app.command("drain")(drain_command)
+app.command("undrain")(undrain_command)
 app.command("usage")(usage_command)
 app.command("rollout")(rollout_command)
 app.command("profile")(profile_command)

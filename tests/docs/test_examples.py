@@ -36,7 +36,7 @@ SHIM = """\
 #!/usr/bin/env bash
 case "$1" in
   load) exec {python} -m router "$@" --url {url} ;;
-  policy | experiment | profile) exec {python} -m router "$@" --admin {admin} ;;
+  policy | experiment | profile | drain | undrain) exec {python} -m router "$@" --admin {admin} ;;
   *) exec {python} -m router "$@" ;;
 esac
 """
