@@ -248,7 +248,7 @@ class IndexConfig(Section):
     orphan_blocks: int = Field(default=10_000, ge=0)
     """blocks with an unknown parent that are kept per target; 0: none"""
     instance_bytes: Positive = 512 * 1024 * 1024
-    """memory for what the events of one instance announce, all ranks together, bytes (about 200 per block); an
+    """memory for what the events of one instance announce, all ranks together, bytes (50 to 200 per block); an
     engine that announces more is served as one without events
     """
     replay_timeout_s: Seconds = 5.0

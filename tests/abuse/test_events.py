@@ -93,13 +93,13 @@ class Attack:
 
 
 @asynccontextmanager
-async def attack(router_process, fleet_config) -> AsyncIterator[Attack]:
+async def attack(router_process, fleet_config, **sections: Json) -> AsyncIterator[Attack]:
     running = Attack()
     async with (
         hostile_publisher(running.live) as publisher,
         hostile_engine(kv_event_sources=sources_of(publisher)) as evil,
         engine() as good,
-        router_process(fleet_config([good, {"url": evil.url, "name": "evil"}], **QUICK)) as r,
+        router_process(fleet_config([good, {"url": evil.url, "name": "evil"}], **QUICK, **sections)) as r,
     ):
         running.router, running.engine = r, evil
         await until(lambda: running.has(state="live"))
@@ -277,7 +277,7 @@ async def test_a_prompt_of_a_million_tokens(router_process, fleet_config, measur
 @pytest.mark.abuse
 async def test_more_blocks_than_any_cache_has(router_process, fleet_config, measured: Measured) -> None:
     """Stored and never removed, until the bound of the instance; then what they took is given back."""
-    async with attack(router_process, fleet_config) as running:
+    async with attack(router_process, fleet_config, index={"instance_bytes": 128 * MB}) as running:
         pieces = []
         for seq in range(60):
             first = seq * 65_536
