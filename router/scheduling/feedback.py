@@ -73,7 +73,7 @@ def _learn(
     if slowdown >= STEP_RATIO > before:
         log.warning("instance %s: prefills take %.1f times as long as before", target.instance.id, slowdown)
     elif slowdown < STEP_RATIO <= before:
-        log.warning("instance %s: is no longer slow", target.instance.id)
+        log.info("instance %s: is no longer slow", target.instance.id)
     return finding
 
 

@@ -6,6 +6,7 @@ Engines take some time for a token, so that streams are under way; enough reques
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -163,6 +164,7 @@ async def test_a_slow_engine_shows_within_a_few_requests(house: Start, caplog: p
     async def send(r: Router, number: int) -> None:
         assert (await ask(r, [chat(f"{number} " + "one more word " * 500)], stream=True, max_tokens=2)).ok
 
+    caplog.set_level(logging.INFO, "warmroute.index")
     async with house(1) as made:
         r, model = made.router, made.target(0).latency_model
         for number in range(LEARNED_CURVE):
