@@ -71,5 +71,5 @@ def commands_of(app: Typer, prefix: str = "") -> Iterator[str]:
 def test_every_command(documents: str) -> None:
     commands = list(commands_of(app))
     assert {"serve", "check", "policy put", "experiment show", "replay", "simulate"} <= set(commands)
-    assert len(commands) == 29
+    assert len(commands) == 31
     assert [name for name in commands if f"warmroute {name}" not in documents] == []
