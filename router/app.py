@@ -65,7 +65,6 @@ class App:
         sockets: ListeningSockets | None = None,
         state: bytes = b"",
     ) -> None:
-        state = state if role is None else role.start.state
         self.core = core = Core(config, clock or SystemClock(), file, role, sockets or ListeningSockets(), state)
         self.features = wiring.build_features(core)
         self._readiness = Readiness(core.scheduler.fleet, wakes=config.wake is not None)
@@ -305,7 +304,6 @@ class App:
         await core.save_index()
         for feature in reversed(self.features.values()):
             await feature.close()
-        core.warn_of_lost_state()
         await core.close()
 
     def _is_busy(self, idle_s: float) -> bool:

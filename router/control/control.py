@@ -103,7 +103,6 @@ class Control:
         self._file_settings = proposals.extract_settings(self.policy_set)
         self._configured = self._file_settings  # what this process would start with now
         self.kept: KeptPolicies | None = None  # what was restored at the start and is in force as it was
-        self._kept_rollbacks: list[tuple[str, str]] = []
 
     def log_start(self) -> None:
         """Log the policies that this router starts with. Called by the process on duty if no other process of its
@@ -120,7 +119,7 @@ class Control:
         if splits:
             self.splits = SplitGuard(splits, self.audit, self._clock, lambda: self.policy_set)
             self.splits.listener = self._switch.listener
-            for split, arm in self._kept_rollbacks:
+            for split, arm in self._switch.rollbacks:  # those of splits were restored with the rest
                 self.splits.follow_rollback(split, arm)
 
     def report_to(self, listener: SwitchListener) -> None:
@@ -148,12 +147,18 @@ class Control:
 
     def collect_state(self) -> OperatorState:
         """Return what operators have set, for the process that comes next."""
-        last, listener, policies = self._switch.last, self._switch.listener, None
-        in_force, configured = rule_of(self.policy_set), make_rule(self._configured)
-        if last is not None and in_force != configured:
-            version = DecisionVersion() if listener is None else listener.version
-            policies = KeptPolicies(last.who, last.what, in_force, configured, *version)
+        last = self._switch.last
+        policies = None if last is None else self._keep_policies(last)
         return OperatorState([KeptDrain(*one) for one in self._scheduler.drains], policies, self.rollbacks)
+
+    def _keep_policies(self, last: SwitchRequest) -> KeptPolicies | None:
+        """Return the policies that `last` put in force; None if they are those of the configuration."""
+        in_force, configured = rule_of(self.policy_set), make_rule(self._configured)
+        if in_force == configured:
+            return None
+        listener = self._switch.listener
+        version = DecisionVersion() if listener is None else listener.version
+        return KeptPolicies(last.who, last.what, in_force, configured, *version)
 
     def restore(self, state: OperatorState) -> None:
         """Put in force what operators had set before this process started. Settings of the configuration that have
@@ -168,7 +173,6 @@ class Control:
                 policy_set = self._build_kept(kept)
             except ConfigError as error:
                 log.warning("%s by %s is not in force any more: %s", kept.what, kept.who, error)
-        self._kept_rollbacks = state.rolled_back
         if self._switch.restore(request, policy_set, state.rolled_back) and kept is not None:
             self.kept = kept if rule_of(self.policy_set) == kept.in_force else None
 

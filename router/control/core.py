@@ -120,7 +120,7 @@ class Core:
         self._build_scheduler()
         self._build_fleet()
         self._build_control()
-        self._restore_operator_state(state)
+        self._restore_operator_state(state if role is None else role.start.state)
         self.kv_store: KvStore = NoKvStore()  # replaced by the feature that has a store
         self._instances: SharedInstances | None = None  # None: this process is the only one
         self._given: OperatorState | None = None  # what a successor was handed; None: nothing
@@ -286,7 +286,7 @@ class Core:
         if self.peers is not None:
             await self.peers.leave()
 
-    def warn_of_lost_state(self) -> None:
+    def _warn_of_lost_state(self) -> None:
         """Log what operators have set if the next process will not know it."""
         found = self.control.collect_state().in_words
         if found and self.operator_state is None and self.duty.held and not self._is_replaced:
@@ -296,6 +296,7 @@ class Core:
         """End all tasks and connections, and write what is left. Call it when requests have ended and features are
         closed.
         """
+        self._warn_of_lost_state()
         if self.peers is not None:
             await self.peers.close()
         await self.tasks.close()

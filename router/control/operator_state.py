@@ -58,7 +58,7 @@ class OperatorState(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def in_words(self) -> list[str]:
-        """What differs from the configuration, such as `engine-2 drained`."""
+        """The differences from the configuration in words, such as `engine-2 drained`."""
         drained = [f"{one.instance} drained" for one in self.drains if one.on]
         return drained if self.policies is None else [*drained, f"{self.policies.what} by {self.policies.who}"]
 

@@ -92,7 +92,7 @@ class LatencyModel:
 
     @property
     def deviation(self) -> SpeedDeviation:
-        """How far the coefficients of the prefill curve and of `decode_alone` may be off."""
+        """The uncertainty of the prefill curve and of `decode_alone`."""
         return SpeedDeviation(self._curve.deviations, self._decode_alone.deviations)
 
     def decode_alone(self, now: float) -> Decode:

@@ -50,7 +50,7 @@ from router.scheduling.ticket import (
     uncached_tokens,
 )
 from router.scheduling.view_builder import ViewBuilder
-from scorers.contract import Overlap, Row, View
+from scorers.contract import Overlap, PoolHit, Row, View
 
 BYTES_PER_TOKEN = 4  # only for bookings of prompts that could not be tokenised
 
@@ -309,7 +309,7 @@ class Scheduler:
         if end == "ok":
             half.target.instance.delivered = True
         if end == "ok" and not ticket.record.several_answers:
-            self._learn(half, ticket, usage, ttft_ms, now)
+            self.learn(half, ticket.pool_hit, usage, ttft_ms, ticket.sent_at, now)
         if leg.decision.learners:
             self.selector.finished(leg.decision, build_outcome(end, status, ttft_ms, duration_ms, usage))
 
@@ -342,7 +342,7 @@ class Scheduler:
         if alone and attempt.prefill is None:  # else another target did the prefill
             # Only a stream shows the prefill time: any other answer begins after its last token.
             ttft_ms = ticket.ttft_ms if record.stream else None
-            self._learn(ticket, ticket, usage, ttft_ms, now)
+            self.learn(ticket, ticket.pool_hit, usage, ttft_ms, ticket.sent_at, now)
             if ticket.sent_prompt is not None and ticket.sent_prompt.late is not None and usage.cached_tokens:
                 self.indexer.missed.on_answer(ticket.sent_prompt.late, usage.cached_tokens)
         if alone and ticket.conversation is not None and usage.prompt_tokens is not None:
@@ -358,10 +358,17 @@ class Scheduler:
             outcome = build_outcome(ticket.end, ticket.status, ticket.ttft_ms, duration_ms, usage)
             self.selector.finished(attempt.decision, outcome)
 
-    def _learn(self, part: TargetBooking, ticket: Ticket, usage: Usage, ttft_ms: float | None, now: float) -> None:
-        """Learn from the complete answer of a part of `ticket`: the ticket itself, or its prefill half."""
-        pool_hit, sent_at, pool = ticket.pool_hit, ticket.sent_at, self.shared_pool
-        learn_from_answer(part, pool_hit, usage, ttft_ms, sent_at, now, self.indexer, shared_pool=pool)
+    def learn(
+        self,
+        part: TargetBooking,
+        pool_hit: PoolHit | None,
+        usage: Usage,
+        ttft_ms: float | None,
+        sent_at: float,
+        now: float,
+    ) -> None:
+        """Learn from the complete answer to a part of a request, or to a preload; see `learn_from_answer`."""
+        learn_from_answer(part, pool_hit, usage, ttft_ms, sent_at, now, self.indexer, shared_pool=self.shared_pool)
 
     def report_load(self, target: TargetId) -> None:
         """Do nothing: this router has one process, so there are no other workers to notify of bookings."""

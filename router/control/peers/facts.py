@@ -111,12 +111,11 @@ class SharedFacts:
         """Publish the facts when they have changed, and settle differences, until cancelled."""
         while True:
             self.publish()
-            self.settle_differences()
+            self._settle_differences(self._sent or self.own())
             await asyncio.sleep(LOOK_S)
 
-    def settle_differences(self) -> None:
-        """Request the state of peers that knew other decisions at this look and the one before."""
-        own = self.own()
+    def _settle_differences(self, own: PeerFacts) -> None:
+        """Request the state of peers that knew other decisions than `own` at this look and the one before."""
         differing = {
             run
             for run, facts in self._others.items()

@@ -11,7 +11,6 @@ from router.features.preload.book import PreloadedPrefix, Reason
 from router.fleet.instance import Target
 from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.usage import Usage
-from router.scheduling.feedback import learn_from_answer
 from router.scheduling.scheduler import Scheduler
 from router.scheduling.ticket import TargetBooking, uncached_tokens
 from scorers.contract import PoolHit, Speed
@@ -72,8 +71,7 @@ def settle_preload(
     if usage is None:
         return None
     duration_ms = (now - preload.sent_at) * 1e3  # the answer is one token long
-    pool_hit, sent_at, pool = preload.pool_hit, preload.sent_at, scheduler.shared_pool
-    learn_from_answer(preload, pool_hit, usage, duration_ms, sent_at, now, scheduler.indexer, shared_pool=pool)
+    scheduler.learn(preload, preload.pool_hit, usage, duration_ms, preload.sent_at, now)
     missing = preload.compute_tokens + preload.fetch_tokens
     computed, fetched = preload.compute_tokens, preload.fetch_tokens
     if usage.cached_tokens is not None:  # the engine's count replaces the expected one
