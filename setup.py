@@ -71,6 +71,7 @@ COMPILED = (
 )
 INTERPRETED = {
     "msgspec reads the classes, and mypyc keeps no annotations": (
+        "router/fleet/drains.py",
         "router/fleet/saved_instance.py",
         "router/fleet/saved_parts.py",
         "router/fleet/worker_share.py",

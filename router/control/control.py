@@ -36,7 +36,7 @@ from router.config.reader import (
 from router.config.validation_errors import describe_unknown
 from router.control import proposals
 from router.control.duty import Duty
-from router.control.operator_state import KeptDrain, KeptPolicies, OperatorState
+from router.control.operator_state import KeptPolicies, OperatorState
 from router.control.policy_rule import build_from_rule, make_rule, read_rule, rule_of
 from router.control.proposals import PolicyFiles, Proposal
 from router.control.splits import SplitGuard
@@ -149,7 +149,7 @@ class Control:
         """Return what operators have set, for the process that comes next."""
         last = self._switch.last
         policies = None if last is None else self._keep_policies(last)
-        return OperatorState([KeptDrain(*one) for one in self._scheduler.drains], policies, self.rollbacks)
+        return OperatorState(list(self._scheduler.drains), policies, self.rollbacks)
 
     def _keep_policies(self, last: SwitchRequest) -> KeptPolicies | None:
         """Return the policies that `last` put in force; None if they are those of the configuration."""
@@ -164,7 +164,7 @@ class Control:
         """Put in force what operators had set before this process started. Settings of the configuration that have
         changed since take precedence. Call it before peers and splits are connected.
         """
-        for decision in state.decisions:
+        for decision in state.drains:
             self._scheduler.drains.accept(decision)
         kept, policy_set, request = state.policies, self.policy_set, None
         if kept is not None:

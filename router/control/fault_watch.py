@@ -156,8 +156,8 @@ class FaultWatch:
             mute = [source for source, stream in followed if stream.mute]
             if mute or all(stream.events for _, stream in followed):
                 found[EVENTS_ARRIVING] = judge_arrival(mute)
-        elif (says := self._health.says_sources(instance.id)) is not None:
-            found[EVENTS_ON] = judge_sources(config.url, [] if says else None)
+        elif (reports := self._health.reports_sources(instance.id)) is not None:
+            found[EVENTS_ON] = judge_sources(config.url, [] if reports else None)
         return found
 
     def _judge_tokenizers(self, now: float) -> Verdicts:

@@ -11,29 +11,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
+from router.config.private_files import replace_private
 from router.control.policy_rule import PolicyRule
 from router.errors import ConfigError
 from router.fleet.drains import DrainDecision
-from router.telemetry.private_files import open_private
 
 log = logging.getLogger("warmroute.control")
 
 RETRY_S = 5.0
-
-
-class KeptDrain(msgspec.Struct, frozen=True):
-    """The latest decision about an instance (`DrainDecision`)."""
-
-    instance: str
-    on: bool
-    version: int
-    by: str
 
 
 class KeptPolicies(msgspec.Struct, frozen=True):
@@ -52,7 +42,7 @@ class KeptPolicies(msgspec.Struct, frozen=True):
 class OperatorState(msgspec.Struct, frozen=True, omit_defaults=True):
     """`policies` is None if those of the configuration are in force."""
 
-    drains: list[KeptDrain] = []
+    drains: list[DrainDecision] = []
     policies: KeptPolicies | None = None
     rolled_back: list[tuple[str, str]] = []  # fingerprints of experiments and splits, each with an arm
 
@@ -61,10 +51,6 @@ class OperatorState(msgspec.Struct, frozen=True, omit_defaults=True):
         """The differences from the configuration in words, such as `engine-2 drained`."""
         drained = [f"{one.instance} drained" for one in self.drains if one.on]
         return drained if self.policies is None else [*drained, f"{self.policies.what} by {self.policies.who}"]
-
-    @property
-    def decisions(self) -> list[DrainDecision]:
-        return [DrainDecision(one.instance, one.on, one.version, one.by) for one in self.drains]
 
 
 NOTHING = OperatorState()
@@ -139,19 +125,9 @@ class OperatorStateFile:
             if state == self._written:
                 return True
             try:
-                await asyncio.to_thread(_replace, self._file, encode_state(state))
+                await asyncio.to_thread(replace_private, self._file, [encode_state(state)], durable=True)
             except OSError as error:
                 log.error("%s: a restart will not know what operators set: %s", self._file, error.strerror or error)
                 return False
             self._written = state
             return True
-
-
-def _replace(file: Path, data: bytes) -> None:
-    """Replace `file` in one step, which a crash of the machine does not undo. Raises OSError."""
-    fresh = file.with_name(f"{file.name}.new")
-    with open(fresh, "wb", opener=open_private) as opened:
-        opened.write(data)
-        opened.flush()
-        os.fsync(opened.fileno())
-    fresh.replace(file)

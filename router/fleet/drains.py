@@ -8,12 +8,13 @@ Decisions outlive the instance, and the process: a drained instance that comes b
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+
+import msgspec
 
 MOST_DECISIONS = 1_000  # the oldest ones are dropped: each pod that was ever drained has a name of its own
 
 
-class DrainDecision(NamedTuple):
+class DrainDecision(msgspec.Struct, frozen=True):
     """An operator's decision. The highest `version` counts; among equal versions, the greatest `by`."""
 
     instance: str

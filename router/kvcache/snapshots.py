@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
+from router.config.private_files import replace_private, unfinished
 from router.kvcache.events import TargetId
 from router.kvcache.snapshot_format import SavedIndex, SavedTarget, UnusableSnapshot, from_bytes, to_bytes
 from router.tasks import Tasks
@@ -45,7 +45,7 @@ def load(path: Path, *, whole: bool = True) -> SavedIndex | None:
     its targets. Removes the unfinished file of a router that died while writing.
     """
     with suppress(OSError):  # the next write tries again, and logs a failure
-        _unfinished(path).unlink(missing_ok=True)
+        unfinished(path).unlink(missing_ok=True)
     try:
         saved = from_bytes(path.read_bytes(), whole=whole)
     except FileNotFoundError:
@@ -100,18 +100,4 @@ class Snapshots:
 
 def write(path: Path, secret: int, targets: list[SavedTarget]) -> None:
     """Replace `path` in one step. Raises OSError, and then leaves no unfinished file behind."""
-    fresh = _unfinished(path)
-    fresh.unlink(missing_ok=True)  # an existing file would keep its own permissions
-    try:
-        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            for piece in to_bytes(secret, targets):
-                file.write(piece)
-        fresh.replace(path)
-    except OSError:
-        fresh.unlink(missing_ok=True)
-        raise
-
-
-def _unfinished(path: Path) -> Path:
-    """Return the file that becomes `path` when it is complete."""
-    return path.with_name(f"{path.name}.new")
+    replace_private(path, to_bytes(secret, targets))

@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from router.telemetry.private_files import open_private
+from router.config.private_files import open_private
 
 log = logging.getLogger("warmroute.audit")
 

@@ -78,7 +78,7 @@ class _ProbeState:
         "introduced_at",
         "models",
         "probing",
-        "says_sources",
+        "reports_sources",
         "sources",
         "trouble",
     )
@@ -91,7 +91,7 @@ class _ProbeState:
         self.introduced_at = 0.0
         self.models = ModelList([])
         self.sources: list[EventEndpoint] | OverLimit = []
-        self.says_sources: bool | None = None
+        self.reports_sources: bool | None = None
         self.trouble: str | None = None
 
 
@@ -132,12 +132,12 @@ class HealthProbe:
         state = self._states.get(instance)
         return None if state is None else state.trouble
 
-    def says_sources(self, instance: str) -> bool | None:
-        """Return whether the instance says where it publishes events; False for a version before 0.31. None: it did
+    def reports_sources(self, instance: str) -> bool | None:
+        """Return whether the instance reports where it publishes events; False for a version before 0.31. None: it did
         not answer yet, or is not queried, because its sources are configured.
         """
         state = self._states.get(instance)
-        return None if state is None else state.says_sources
+        return None if state is None else state.reports_sources
 
     async def _run(self) -> None:
         while True:
@@ -221,12 +221,12 @@ class HealthProbe:
         if not isinstance(answer, HttpAnswer):
             return state.sources
         if answer.status == 404:
-            state.says_sources = False
+            state.reports_sources = False
             return []
         host = urlsplit(state.config.url).hostname or ""
         sources = read_event_sources(answer.body, host) if answer.status == 200 else None
         if isinstance(sources, list):
-            state.says_sources = True
+            state.reports_sources = True
         return state.sources if sources is None else sources  # None: the answer could not be read
 
     async def _get(self, instance: str, path: str) -> HttpAnswer | NoAnswer:

@@ -31,8 +31,8 @@ from rich.table import Table
 
 from router.cli.terminal.console import PrintableConsole
 from router.clock import Clock
+from router.config.private_files import open_private
 from router.errors import WarmrouteError
-from router.telemetry.private_files import open_private
 from scorers.build import is_compiled
 
 NARROWEST = 120

@@ -25,6 +25,8 @@ from collections.abc import Callable, Iterator, Sequence
 from math import inf
 from typing import Any, ClassVar
 
+from msgspec.structs import astuple
+
 from router.clock import Clock
 from router.control.peers.messages import (
     BlocksSent,
@@ -115,7 +117,7 @@ class PeerScheduler(Scheduler):
     def drain(self, instance: str, on: bool) -> bool:
         found = super().drain(instance, on)
         if found:
-            self._broadcast.share(DrainMessage(*self.drains.latest(instance)))
+            self._broadcast.share(DrainMessage(*astuple(self.drains.latest(instance))))
         return found
 
     def forget_cache(self, instance: str) -> bool:
@@ -214,7 +216,7 @@ class PeerScheduler(Scheduler):
 
     def state(self) -> Iterator[Message]:
         for decided in self.drains:
-            yield DrainMessage(*decided)
+            yield DrainMessage(*astuple(decided))
         yield from self._open_breakers()
         yield from self._forgotten.values()
         yield from self.stored_responses()

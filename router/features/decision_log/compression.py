@@ -15,8 +15,8 @@ from gzip import GzipFile
 from io import FileIO
 from pathlib import Path
 
+from router.config.private_files import open_private
 from router.features.decision_log.files import COMPRESSED, UNFINISHED, list_compressed, list_plain, try_lock
-from router.telemetry.private_files import open_private
 
 CHUNK_BYTES = 64 * 1024  # takes a ms to compress
 LEVEL = 6  # 9 takes half as long again for 8 % less, 1 makes files twice as large

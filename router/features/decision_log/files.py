@@ -20,7 +20,7 @@ from io import FileIO
 from itertools import count
 from pathlib import Path
 
-from router.telemetry.private_files import open_private
+from router.config.private_files import open_private
 
 STEMS = ("decisions", "ledger")
 """Prefixes of file names: the current one, and the one of version 0.1, which is still read."""

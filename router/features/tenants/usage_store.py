@@ -14,10 +14,10 @@ from collections.abc import Iterable
 from contextlib import suppress
 from datetime import date
 
+from router.config.private_files import open_private
 from router.errors import ConfigError, WarmrouteError
 from router.features.tenants.token_counts import TokenCounts
 from router.features.tenants.usage import UsageRow
-from router.telemetry.private_files import open_private
 
 VERSION = 1
 BUSY_S = 5.0  # how long another process may write before this one gives up

@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from router.config.private_files import open_private
 from router.lab.local_stack.commands import Program
 from router.lab.local_stack.guard import ProcessGuard
-from router.telemetry.private_files import open_private
 
 CAUSES = (re.compile(r"\b\w+(?:Error|Exception): .+"), re.compile(r"^F\d{4} .+"), re.compile(r"^E\d{4} .+"))
 # Mooncake's transfer engine logs this as an error at every start.

@@ -23,12 +23,12 @@ from typing import Annotated, BinaryIO, NamedTuple
 
 import msgspec
 
+from router.config.private_files import open_private
 from router.errors import ConfigError, WarmrouteError
 from router.features.decision_log.format import LoggedRecord
 from router.lab.workloads.arrivals import OpenArrivals
 from router.lab.workloads.block_names import SessionContext
 from router.lab.workloads.model import DEFAULT_PACE, ClosedLoopPace, Span, Workload, lay_out
-from router.telemetry.private_files import open_private
 
 BLOCK_TOKENS = 512
 CHAIN_BITS = 20  # of a place: number of blocks before it in the same source

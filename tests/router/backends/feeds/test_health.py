@@ -234,7 +234,7 @@ async def test_where_events_come_from(
     assert scene.joins == [("a", ["m"], expected)]
     asked = [path for _, _, path in scene.asked if path == "/kv_event_sources"]
     assert asked == (["/kv_event_sources"] if kv_events == "auto" else [])
-    assert scene.health.says_sources("a") is says
+    assert scene.health.reports_sources("a") is says
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from router.cli.terminal.output import write_json
+from router.config.private_files import open_private
 from router.features.decision_log.compression import compress
 from router.features.decision_log.files import COMPRESSED, UNFINISHED, OpenLogFile
 from router.features.tenants.token_counts import TokenCounts
@@ -19,7 +20,6 @@ from router.features.tenants.usage_store import UsageStore, number_day
 from router.kvcache import snapshots
 from router.lab.workloads.traces import write_lines
 from router.telemetry.audit_log import AuditEntry, AuditLog, PoliciesInForce
-from router.telemetry.private_files import open_private
 
 PRIVATE = 0o600
 
