@@ -27,6 +27,7 @@ from router.control.peers.parts import SharedPart
 from router.control.status import Status
 from router.control.workers.host_workers import describe_members
 from router.control.workers.messages import Members
+from router.errors import InternalError
 from router.fleet.instance import InstanceState
 from router.picker.answer_log import AnswerLog
 from router.proxy.asgi import AsgiHandler
@@ -167,9 +168,14 @@ class App:
         return MetricsPage(self.core.metrics, self.status.snapshot()._replace(connections=connections))
 
     async def _scrape(self, form: PageForm) -> bytes:
-        """Return the metrics page of all workers, or of this process if no supervisor replies."""
-        page = None if self.core.role is None else await self.core.role.link.scrape(form)
-        return await asyncio.to_thread(self.metrics_page().render, form) if page is None else page
+        """Return the metrics page of all workers. Raises `InternalError` if the supervisor does not reply: the page of
+        one worker would make every counter fall, which Prometheus takes for a restart.
+        """
+        if self.core.role is None:
+            return await asyncio.to_thread(self.metrics_page().render, form)
+        if (page := await self.core.role.link.scrape(form)) is None:
+            raise InternalError("the supervisor, which sums the workers' metrics, does not reply; try again")
+        return page
 
     async def start(self, *, hold: bool = False, join: bool = True) -> None:
         """Start listeners, feeds and discovery. With `hold`, connections are accepted only after `open`; without

@@ -343,6 +343,21 @@ async def test_workers_end_with_their_supervisor_and_finish_what_they_have(route
         await eventually(lambda: not any(alive(one["pid"]) for one in found))
 
 
+async def test_no_worker_serves_its_own_metrics_for_those_of_all(router_process, fleet_config) -> None:
+    async with engine() as a, router_process(fleet_config([a], workers=2)) as r:
+        await all_up(r)
+        r.process.send_signal(signal.SIGSTOP)
+        try:
+            async with r.client() as client:
+                answer = await client.get("/metrics")
+        finally:
+            r.process.send_signal(signal.SIGCONT)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["type"]) == (500, "server_error")
+        assert "the supervisor, which sums the workers' metrics, does not reply" in error["message"]
+        await until(lambda: booked(r, 0))  # the next page is a whole one
+
+
 async def refused(router: RouterProcess) -> bool:
     """Return whether nobody accepts connections."""
     async with router.client() as client:

@@ -30,7 +30,7 @@ from router.telemetry.metrics.exposition import PageForm
 
 log = logging.getLogger("warmroute.workers")
 
-SCRAPE_TIMEOUT_S = 5.0
+SCRAPE_TIMEOUT_S = 8.0  # a frozen worker delays a page by 2 s; the pause after it and the next page take 2 s each
 
 
 async def _no_answer(query: Query) -> bytes:
