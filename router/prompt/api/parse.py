@@ -40,7 +40,7 @@ from router.prompt.api.openai import (
     unknown_ids,
 )
 from router.prompt.api.responses import ResponsesFields, check_responses, read_responses
-from router.prompt.api.size_limits import LARGE_BODY_BYTES, check_elements, exceeds
+from router.prompt.api.size_limits import LARGE_BODY_BYTES, LONGEST_SALT, check_elements, exceeds
 from router.prompt.body_rewrite import SALT, AnswerAdditions, AnswerRequest, ask_engine, open_body, set_salt
 from router.prompt.form_data import edit_fields, is_form, open_form, read_delimiter, read_text
 from router.prompt.known_prompt import FindKnown
@@ -164,7 +164,7 @@ def read_prompt(
     salt = _find_salt(fields, scope)
     additions = AnswerAdditions(options.inject_usage, token_ids=uncontinuable is None)
     asking = _forward(body, fields, additions, None if scope is None else salt)
-    unread = Unread(partial(_read_source, format_, fields, len(body)))
+    unread = Unread(partial(_read_source, format_, fields, len(body), salt))
     session, parent, program = lineage if lineage is not None else (None, None, None)
     prompt_fields = unread.read(None) if options.want_source else None
     return Prompt(
@@ -237,10 +237,15 @@ def _read_source(
     format_: _BodyFormat,
     fields: BodyFields,
     body_bytes: int,
+    salt: str | None,
     text_limit_bytes: int | None,
     find: FindKnown | None = None,
 ) -> PromptFields:
-    """Return the prompt of `fields`, unless its text is certain to be longer than `text_limit_bytes`."""
+    """Return the prompt of `fields`, unless its text is certain to be longer than `text_limit_bytes`, or its salt takes
+    long to hash.
+    """
+    if salt is not None and len(salt) > LONGEST_SALT:
+        return unknown_ids("long_salt")
     if text_limit_bytes is not None and body_bytes > text_limit_bytes and exceeds(fields, text_limit_bytes):
         return unknown_ids("too_long")
     try:

@@ -20,6 +20,7 @@ MANY_QUOTES = 16 * 1024  # the same for a longer body with no more quotes; agent
 SLICE_BYTES = 64 * 1024  # a slice takes less than a millisecond, and other threads run between two of them
 MAX_OBJECTS = 200_000  # strings, arrays, objects, and numbers outside a list of token ids; they take 30 ms to parse
 MAX_SMALL = 1_500_000  # token ids; escapes in strings, as of a long text whose client escapes everything but ASCII
+LONGEST_SALT = 64 * 1024  # characters; the event loop hashes a salt, which takes 60 ms for 32 MB
 LONGEST_ESCAPE = 6  # bytes, for at least one byte of UTF-8
 HAVE_MEDIA = ("messages", "input")
 DEEPEST_MEDIA = 3

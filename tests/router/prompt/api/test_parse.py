@@ -344,6 +344,13 @@ def test_a_prompt_that_cannot_fit_is_not_converted() -> None:
     assert prompt.source.read(400).source == UnknownIds("too_long")
 
 
+@pytest.mark.parametrize(("characters", "is_read"), [(65_536, True), (65_537, False)])
+def test_a_prompt_whose_salt_takes_long_to_hash_is_not_converted(characters: int, is_read: bool) -> None:
+    prompt = read(CHAT, {"model": "m", "messages": USER, "cache_salt": "s" * characters}, want_source=False)
+    assert isinstance(prompt.source, Unread)
+    assert (prompt.source.read(None).source == UnknownIds("long_salt")) is not is_read
+
+
 def test_other_endpoints_take_anything_that_says_it_is_not_json() -> None:
     audio = b"\x00\xff"
     prompt = read_prompt("/v1/audio", "audio/wav", audio, ReadOptions())
