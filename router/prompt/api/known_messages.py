@@ -27,6 +27,7 @@ LEAST_BYTES = 16 * 1024  # shorter arrays are read in 0.1 ms
 
 _ITEMS: msgspec.json.Decoder[list[Raw]] = msgspec.json.Decoder(list[Raw])
 _BETWEEN = b" \t\n\r,"
+_BRACE = ord("{")
 
 
 def read_messages(part: Part, find: FindKnown) -> ReadMessages | None:
@@ -58,6 +59,8 @@ def _read_rest(read: ReadMessages) -> bool:
     for item in _ITEMS.decode(array):
         while array[at] in _BETWEEN:
             at += 1
+        if array[at] != _BRACE:
+            return False  # before hundreds of thousands of such elements are read, and read again the plain way
         at += len(memoryview(item))
         items.append(value(item, "messages"))
         read.ends.append(begin + at)
