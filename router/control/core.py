@@ -139,10 +139,12 @@ class Core:
         self.peers: PeerExchange | None = build_exchange(config, Sender(host, self.run_id), near, clock)
         self.keyring = Keyring(self.key_secret)
         parts = config, build_policy_set(config), self.keyring, clock
-        self.scheduler = build_scheduler(*parts, secret=self.key_secret, peers=self.peers, number=self.number)
+        self.memory = MemoryBudget(config.tokens.memory_bytes // config.workers)  # for the caches of prompts
+        self.scheduler = build_scheduler(
+            *parts, secret=self.key_secret, peers=self.peers, number=self.number, memory=self.memory
+        )
         if saved is not None:
             restore_index(saved, self.key_secret, self.scheduler.indexer)
-        self.memory = MemoryBudget(config.tokens.memory_bytes // config.workers)  # for the caches of prompts
         self.tokenization = build_tokenization(config, self.keyring, self.upstreams, clock, self.memory)
         self.passthrough = build_token_id_passthrough(config, self.tokenization, self.upstreams, self.tasks)
 
@@ -328,8 +330,11 @@ def build_scheduler(
     secret: int = 0,
     peers: PeerExchange | None = None,
     number: int = 0,
+    memory: MemoryBudget | None = None,
 ) -> Scheduler:
-    """Build the scheduler with an empty index and fleet. `number` is this worker's number on its host."""
+    """Build the scheduler with an empty index and fleet. `number` is this worker's number on its host; `memory`: for
+    the caches of prompts.
+    """
     index = config.index
     indexer = KvIndexer(
         BlockIndex(keyring, index.orphan_blocks),
@@ -337,6 +342,7 @@ def build_scheduler(
         ApproximateBlocks(index.approximate_blocks, index.approximate_ttl_s),
         clock,
         index.instance_bytes,
+        memory,
     )
     selector = Selector(policy_set, seed=choose_seed(config))
     parts = Fleet(config.fleet), indexer, selector, clock, config.limits.responses_kept

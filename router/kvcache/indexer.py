@@ -44,6 +44,7 @@ from router.kvcache.events import (
 )
 from router.kvcache.index import BlockCopies, BlockIndex
 from router.kvcache.instance_bounds import INSTANCE_BYTES, IndexLimit, InstanceBounds
+from router.kvcache.memory_budget import MemoryBudget
 from router.kvcache.missed_prefixes import LatePrompt, MissedPrefixes
 from router.kvcache.overlap_estimate import OverlapEstimate, OverlapEstimator, OverlapGroups, group_overlaps, usable
 from router.kvcache.sent_elsewhere import SentElsewhere
@@ -77,8 +78,11 @@ class KvIndexer:
         approximate: ApproximateBlocks,
         clock: Clock,
         instance_bytes: int = INSTANCE_BYTES,
+        memory: MemoryBudget | None = None,
     ) -> None:
-        """`instance_bytes`: limit on the memory of the entries of all targets of one instance."""
+        """`instance_bytes`: limit on the memory of the entries of all targets of one instance; `memory`: for the
+        digests of prompts.
+        """
         self._index = index
         self._speculative = speculative
         self._approximate = approximate
@@ -87,7 +91,7 @@ class KvIndexer:
         self._states: dict[TargetId, TargetCacheState] = {}
         self.elsewhere = SentElsewhere(index, speculative, approximate, clock)
         self._estimator = OverlapEstimator(index, speculative, approximate, self._states)
-        self.missed = MissedPrefixes(index, self._states, self._on_recalled)
+        self.missed = MissedPrefixes(index, self._states, self._on_recalled, memory)
         self._restored: dict[TargetId, RestoredStream] = {}  # restored targets that have not joined yet
         self._uncertain: set[TargetId] = set()  # targets whose state is not `certain`
         self._resized: set[TargetId] = set()  # targets with a new block size since `take_resized`

@@ -37,12 +37,13 @@ from router.kvcache.engine_hashes import Digest, EngineChain, fits, is_comparabl
 from router.kvcache.event_sequencer import TargetCacheState
 from router.kvcache.events import BlocksStored, EngineHash, Key, TargetId
 from router.kvcache.index import BlockIndex
+from router.kvcache.memory_budget import MemoryBudget
 from router.kvcache.recent_removals import RecentRemovals
 from router.kvcache.tokenized_prompt import TokenizedPrompt
 
 ANSWER_TOKENS = 16_384  # newly hashed after one answer: 2 to 10 ms
 TRIAL_TOKENS = 32_768  # of a prompt, hashed in a way that is not proved yet
-DIGESTS = 65_536  # kept, of all models: 10 MB
+DIGESTS = 65_536  # kept at most, of all models: 10 MB
 
 
 class LatePrompt(NamedTuple):
@@ -62,12 +63,13 @@ class MissedPrefixes:
         index: BlockIndex,
         states: Mapping[TargetId, TargetCacheState],
         on_recalled: Callable[[TargetId, list[Key]], None],
+        memory: MemoryBudget | None = None,
     ) -> None:
-        """`on_recalled` receives the keys that entered a target's GPU tier."""
+        """`on_recalled` receives the keys that entered a target's GPU tier; `memory` is for digests of prompts."""
         self._index = index
         self._states = states
         self._on_recalled = on_recalled
-        self._digests = DigestCache(DIGESTS, budget_for(DIGESTS))
+        self._digests = DigestCache(DIGESTS, memory or budget_for(DIGESTS))
         self._candidates = list(list_chains())
         self._trials: Counter[str] = Counter()  # by model: the candidate to try next
         self.late: set[TargetId] = set()

@@ -79,8 +79,11 @@ class ZmtpSocket:
         self._intake = intake
         self._callbacks = callbacks
         self._connection: _Connection | None = None
-        self.closed = False
-        self._task = tasks.spawn("connect", self._run())
+        self._task: asyncio.Task[None] | None = tasks.spawn("connect", self._run())
+
+    @property
+    def closed(self) -> bool:
+        return self._task is None
 
     def next_message(self) -> Frames | None:
         """Return the next message; [] for a command; None if no complete message is left."""
@@ -88,9 +91,9 @@ class ZmtpSocket:
 
     def close(self) -> None:
         """Close the connection, and open no other."""
-        if not self.closed:
-            self.closed = True
+        if self._task is not None:
             self._task.cancel()
+            self._task = None  # it ends with a traceback that refers to this socket: a cycle otherwise
             if self._connection is not None:
                 self._connection.close()
                 self._connection = None

@@ -9,6 +9,7 @@ from router.clock import ManualClock
 from router.kvcache.events import BlocksPooled, BlocksStored, TargetId
 from router.kvcache.index import BlockIndex
 from router.kvcache.indexer import KvIndexer, SentPrompt
+from router.kvcache.memory_budget import MemoryBudget
 from router.kvcache.overlap_estimate import OverlapEstimate, OverlapEstimator
 from router.kvcache.snapshot_format import SavedTargetBlocks
 from router.kvcache.speculative import ApproximateBlocks, SpeculativeBlocks
@@ -29,7 +30,8 @@ class House:
         self.clock = ManualClock(1000.0, wall=1000.0)
         self.witnessed: list[tuple[str, BlocksStored | BlocksPooled]] = []
         self._parts = BlockIndex(RING), SpeculativeBlocks(TTL_S), ApproximateBlocks(10_000, APPROXIMATE_TTL_S)
-        self.knowledge = KvIndexer(*self._parts, self.clock)
+        self.memory = MemoryBudget(1024 * 1024)  # of prompts
+        self.knowledge = KvIndexer(*self._parts, self.clock, memory=self.memory)
         self.knowledge.observer = self
 
     def afresh(self) -> OverlapEstimator:

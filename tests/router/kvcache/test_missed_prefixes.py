@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.config.sections.pool import HashAlgo
+from router.kvcache.digest_cache import DIGEST_BYTES
 from router.kvcache.events import (
     BlocksRemoved,
     BlocksStored,
@@ -190,6 +191,16 @@ def test_a_prompt_that_is_cached_whole_is_learned_from_its_answer() -> None:
     assert late.serve(chat(1, 2)) == (0, None, 40)
     assert late.serve(chat(1, 2)) == (40, 40, 40)
     assert late.serve(chat(2, 1)) == (24, 24, 24)
+
+
+def test_digests_of_prompts_count_towards_the_memory_for_prompts() -> None:
+    late = Late()
+    late.run(chat(1, 2))
+    late.join()
+    late.run([*range(2000, 2009)])  # proves how it hashes
+    assert late.house.memory.held_bytes == 0
+    late.serve(chat(1, 2))
+    assert late.house.memory.held_bytes == 10 * DIGEST_BYTES  # blocks of the prompt
 
 
 def test_an_engine_that_cannot_be_computed_is_estimated_by_what_was_sent_there() -> None:
