@@ -15,6 +15,7 @@ value instead.
         +-- PoisonRefused    422  engines died on this prompt a short time ago
         +-- UpgradeRequired  426  a WebSocket handshake where there is only HTTP
         +-- TooBusy          429  with Retry-After
+            +-- TenantOverLimit   beyond a limit of its tenant's service class
         +-- InternalError    500  a bug of the router's own
         +-- BadGateway       502  an engine took the request and died, or answered with nonsense
         +-- NoTarget         503  no engine can serve the request now
@@ -202,6 +203,10 @@ class UpgradeRequired(RequestRefused):
 
 class TooBusy(RequestRefused):
     status, kind = 429, "rate_limit_error"
+
+
+class TenantOverLimit(TooBusy):
+    """A limit of the tenant's service class is used up; other tenants are served."""
 
 
 class InternalError(RequestRefused):

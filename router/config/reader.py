@@ -34,6 +34,7 @@ from router.errors import MAX_COMPLAINTS, ConfigError
 
 T = TypeVar("T")
 
+FOLLOWED = frozenset({("fleet", "file"), ("clients", "keys_file")})  # keys of files that are read again by themselves
 MAX_KEYS_BYTES = 64 * 1024 * 1024  # of `clients.keys_file`: some 700,000 keys
 CLIENT_KEY = re.compile(r"([0-9a-fA-F]{64})\s+(\S.*)")
 
@@ -85,22 +86,30 @@ def read_all(path: Path | str) -> ReadConfig:
     return _read_all(load(Path(path)))
 
 
-def _read_all(document: YamlDocument) -> ReadConfig:
+def read_main(path: Path | str) -> ReadConfig:
+    """Return the main configuration with its policies, as `read_all`, whatever is in the files that the router follows
+    by themselves (`FOLLOWED`): an error in the list of engines must not refuse a policy. Raises ConfigError.
+    """
+    return _read_all(load(Path(path)), followed=False)
+
+
+def _read_all(document: YamlDocument, *, followed: bool = True) -> ReadConfig:
     config = _validate(document, Config)
     policies: dict[str, PolicyConfig] = {}
-    problems = check_references(config)
+    problems = [problem for problem in check_references(config) if followed or problem.path not in FOLLOWED]
     elsewhere: list[ConfigError] = []
     missing = {problem.path for problem in problems}
     if ("policies_dir",) not in missing:
         with _collecting(elsewhere):
             policies = load_policies(config)
             problems += check_policy_names(config, policies)
-    if config.fleet.file is not None and ("fleet", "file") not in missing:
-        with _collecting(elsewhere):
-            read_instances(config.fleet.file)
-    if config.clients.keys_file is not None and ("clients", "keys_file") not in missing:
-        with _collecting(elsewhere):
-            read_client_keys(config.clients.keys_file)
+    if followed:
+        if config.fleet.file is not None and ("fleet", "file") not in missing:
+            with _collecting(elsewhere):
+                read_instances(config.fleet.file)
+        if config.clients.keys_file is not None and ("clients", "keys_file") not in missing:
+            with _collecting(elsewhere):
+                read_client_keys(config.clients.keys_file)
     here = [document.to_error(problems)] if problems else []
     if here or elsewhere:
         raise ConfigError(*here, *elsewhere)

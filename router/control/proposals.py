@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from router.config import schema
-from router.config.reader import check_experiment_policies, read_all
+from router.config.reader import check_experiment_policies, read_main
 from router.config.sections.admission import AdmissionConfig
 from router.config.sections.experiment import ExperimentConfig
 from router.config.validation_errors import describe_unknown
@@ -58,8 +58,8 @@ def extract_settings(policy_set: PolicySet) -> FileSettings:
 
 
 def read_files(file: Path) -> PolicyFiles:
-    """Read all files strictly. Takes milliseconds, so call it in a thread. Raises ConfigError."""
-    config, policies = read_all(file)
+    """Read the main file and all policies strictly. Takes milliseconds, so call it in a thread. Raises ConfigError."""
+    config, policies = read_main(file)
     folder = None if config.policies_dir is None else Path(config.policies_dir)
     rest = config.model_dump(mode="json", exclude=set(LIVE_KEYS))
     return PolicyFiles(FileSettings(config.active, config.experiment, policies, config.admission), folder, rest)

@@ -26,7 +26,9 @@ from router.control.peers.host_records import HostRecords
 from router.control.record_detail import Others, describe_in_full
 from router.fleet.engine_facts import EventEndpoint
 from router.fleet.instance import Instance, Target
+from router.fleet.overlap_accuracy import OverlapAccuracy
 from router.fleet.worker_share import NO_SHARE
+from router.kvcache.event_sequencer import EventSequencer
 from router.kvcache.event_stream import EventStream
 from router.kvcache.events import Tier
 from router.kvcache.index import IndexStats
@@ -92,6 +94,7 @@ class Status:
             "state": instance.state.value,
             "accepting": instance.accepting,
             "joins": instance.joins,
+            "restarts": instance.restarts,
             **self._describe_for_features(instance.id),
             "sources": self.describe_sources(instance.id),
             "revision": instance.config.revision,
@@ -212,6 +215,7 @@ class Status:
         memory = self.tokenization.memory
         return RouterSnapshot(
             targets=[self._snapshot_target(i, target) for i in self.scheduler.fleet for target in i.targets.values()],
+            restarts={i.id: i.restarts for i in self.scheduler.fleet},
             distrusted={i.id: i.limits.distrust is not None for i in self.scheduler.fleet},
             over_limit={(i.id, limit): n for i in self.scheduler.fleet for limit, n in i.limits.counts.items()},
             tokenizers=self.tokenization.report(),
@@ -240,10 +244,11 @@ class Status:
         )
 
     def _snapshot_target(self, instance: Instance, target: Target) -> TargetState:
-        now, load_book = self.clock.now(), target.load_book
+        now, load_book, accuracy = self.clock.now(), target.load_book, target.overlap_accuracy
         away = NO_SHARE if self.peers is None else self.peers.share_of_far(target.id)
         stream = self.scheduler.indexer.describe_stream(target.id)
         sequencer = stream.sequencer if stream is not None else None
+        alarm = find_alarm(accuracy, sequencer)
         return TargetState(
             target=target.id,
             instance=instance.id,
@@ -258,15 +263,16 @@ class Status:
             index_stats=stream.stats if stream is not None else NO_BLOCKS,
             recalled_blocks=stream.recalled_blocks if stream is not None else 0,
             stream_state=sequencer.state if sequencer is not None else "off",
-            trusted=sequencer is not None and sequencer.trusted and target.overlap_accuracy.trusted,
+            trusted=sequencer is not None and sequencer.trusted and accuracy.trusted,
             lag_s=sequencer.lag_s if sequencer is not None else None,
             batches=stream.batches if stream is not None else 0,
             events=sequencer.events if sequencer is not None else 0,
             gaps=sequencer.gaps if sequencer is not None else 0,
             replays=sequencer.replays if sequencer is not None else 0,
-            restarts=sequencer.restarts if sequencer is not None else 0,
             overfull=stream.overfull if stream is not None else 0,
-            contradictions=target.overlap_accuracy.contradictions,
+            contradictions=accuracy.contradictions,
+            predictions=(accuracy.confirmed, accuracy.overestimated, accuracy.underestimated),
+            silent=sequencer is not None and (sequencer.silent or sequencer.mute or alarm is not None),
             replay_silent=sequencer is not None and sequencer.replay_silent,
             malformed=stream.malformed if stream is not None else 0,
             skipped=stream.skipped if stream is not None else {},
@@ -277,7 +283,6 @@ class Status:
         speed = target.latency_model.speed(now)
         stream = self.scheduler.indexer.describe_stream(target.id)
         sequencer = stream.sequencer if stream is not None else None
-        listening = sequencer is not None and sequencer.trusted and not sequencer.joined_late
         return {
             "id": target.id,
             "rank": target.rank,
@@ -297,10 +302,16 @@ class Status:
                 "broken": target.overlap_accuracy.overestimated,
                 "missed": target.overlap_accuracy.underestimated,
                 "contradictions": target.overlap_accuracy.contradictions,
-                "alarm": target.overlap_accuracy.alarm if listening else None,
+                "alarm": find_alarm(target.overlap_accuracy, sequencer),
             },
             "stream": describe_stream(stream, target.events, now),
         }
+
+
+def find_alarm(accuracy: OverlapAccuracy, sequencer: EventSequencer | None) -> str | None:
+    """Return the alarm about hits that are unknown to the index; None also while the index may be incomplete."""
+    complete = sequencer is not None and sequencer.trusted and not sequencer.joined_late
+    return accuracy.alarm if complete else None
 
 
 def list_policies_in_force(policy_set: PolicySet) -> list[PolicyInForce]:

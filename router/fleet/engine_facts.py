@@ -31,6 +31,7 @@ class Gauges(NamedTuple):
     output_tokens: int | None = None  # answer tokens since its process started; a restart resets the counter
     cache_blocks: int | None = None  # number of GPU blocks, which all cache groups share
     prefix_caching: bool | None = None  # whether it keeps the blocks of prompts for later ones
+    started_wall_s: float | None = None  # start of the process, by its clock; several API servers report none
 
 
 class ModelCard(NamedTuple):

@@ -133,7 +133,7 @@ class Fleet:
         for target in instance.targets.values():
             target.reset()
         instance.lifecycle = InstanceState.READY
-        instance.joins += 1
+        instance.on_ready()
         instance.failures = 0
         self._forget_ready()
 
@@ -188,6 +188,8 @@ class Fleet:
             return NO_CHANGES
         if instance.lifecycle is InstanceState.DOWN and not instance.is_slow:
             return NO_CHANGES
+        if (started_wall_s := next(iter(page.values())).started_wall_s) is not None:
+            instance.on_started(started_wall_s)
         if len(page) == 1 and len(instance.targets) == 1:
             # A single rank is the instance's only target, whatever its number (external data-parallel balancing).
             page = dict(zip(instance.targets, page.values(), strict=True))

@@ -272,7 +272,8 @@ class Instance:
 
     __slots__ = (
         *("_all_late", "accepting", "cards", "config", "delivered", "drained", "failures", "id", "joins"),
-        *("latency_model", "lifecycle", "limits", "missing_pages", "served", "streamed_ranks", "targets"),
+        *("latency_model", "lifecycle", "limits", "missing_pages", "restarts", "served", "started_wall_s"),
+        *("streamed_ranks", "targets"),
     )
 
     def __init__(self, config: schema.InstanceConfig, speed: LatencyModel) -> None:
@@ -284,7 +285,9 @@ class Instance:
         self.failures = 0  # failed probes in a row
         self._all_late = False  # whether all failed probes since it was last ready were time-outs
         self.delivered = False  # whether it has delivered part of an answer since its last probe began
-        self.joins = 0  # how often it has become ready: rises with each new process that was noticed
+        self.joins = 0  # how often it has become ready
+        self.restarts = 0  # processes that took the place of an earlier one, since it joined the fleet
+        self.started_wall_s: float | None = None  # start of its process; None: it does not report that
         self.cards: tuple[ModelCard, ...] = ()
         self.served: Mapping[str, ServedModel] = {}
         self.latency_model = speed
@@ -308,6 +311,18 @@ class Instance:
     def may_serve(self) -> bool:
         """Whether it is ready, or slow. A slow instance gets requests only if no other can answer."""
         return self.is_slow or self.state is InstanceState.READY
+
+    def on_ready(self) -> None:
+        """Count that it became ready. Again, it is another process, unless its metrics page shows which one it is."""
+        if self.joins and self.started_wall_s is None:
+            self.restarts += 1
+        self.joins += 1
+
+    def on_started(self, started_wall_s: float) -> None:
+        """Note when the process started that answers now."""
+        if self.started_wall_s not in (None, started_wall_s):
+            self.restarts += 1
+        self.started_wall_s = started_wall_s
 
     def record_failure(self, late: bool) -> None:
         """Count a failed probe; `late` is whether it timed out."""

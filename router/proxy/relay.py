@@ -2,10 +2,10 @@
 arrives.
 
 Nothing is sent to the client before the engine has begun to answer (head and first byte of body), so until then the
-caller may try another engine; the caller decides what may be retried. A 503 is held back, to be sent if no other
-engine can answer. A JSON answer is held until it is whole, because its engine may die while sending it. After that
-there are only three ends: the answer is whole; the engine breaks it off (an event stream is closed with an error
-event in the client's dialect, anything else is cut off so that the client notices); or the client disconnects,
+caller may try another engine; the caller decides what may be retried. A 500, 502, 503 or 504 is held back, to be sent
+if no other engine answers. A JSON answer is held until it is whole, because its engine may die while sending it.
+After that there are only three ends: the answer is whole; the engine breaks it off (an event stream is closed with an
+error event in the client's dialect, anything else is cut off so that the client notices); or the client disconnects,
 which cancels the relay and thereby closes the engine's connection, by which vLLM stops the request.
 
 A broken stream that another engine can continue is left open (`RelayBroken.open`). The caller then relays the next
@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from typing import Final, Literal, NamedTuple, Protocol
 
+from router.fleet.breaker import FAILURE_STATUSES
 from router.kvcache.events import TargetId
 from router.prompt.usage import Usage
 from router.proxy.call import ClientRequest
@@ -94,10 +95,8 @@ class EngineRefusal(NamedTuple):
 
 
 class RelayNotStarted(NamedTuple):
-    """Nothing was sent to the client. Only an engine that `died`, was `stuck` or `failed` can have worked on it.
-
-    `prefill`: the prefill half of a pair (`disaggregated.py`) failed in this way. Only a prefill half can have
-    `failed`, with a 5xx, since the 5xx of an answering engine is sent to the client.
+    """Nothing was sent to the client. Only an engine that `died`, was `stuck` or `failed` (with a 5xx) can have worked
+    on it. `prefill`: the prefill half of a pair (`disaggregated.py`) failed in this way.
     """
 
     reason: Literal["connect", "busy", "died", "stuck", "failed"]
@@ -173,6 +172,9 @@ async def relay_answer(
         if answer.status == BUSY:
             refusal = await read_refusal(answer, outgoing.labels)
             return RelayNotStarted("busy", "the engine answered 503", refusal)
+        if answer.status in FAILURE_STATUSES and not call.started:
+            refusal = await read_refusal(answer, outgoing.labels)
+            return RelayNotStarted("failed", f"the engine answered {answer.status}", refusal)
         if call.started:
             return await _stream_rest(call, answer, watch)
         held, kind = b"", _content_type(answer.headers)

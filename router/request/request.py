@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from mypy_extensions import mypyc_attr
 
@@ -11,8 +11,9 @@ from router.fleet.instance import ServedModel
 from router.kvcache.events import TargetId
 from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.answer_model import AnswerModel
+from router.prompt.api.continuable import names_engine_tools
 from router.prompt.continuable_stream import ContinuableStream
-from router.prompt.prompt import Prompt, UnknownIds
+from router.prompt.prompt import Endpoint, Prompt, UnknownIds
 from router.proxy.call import ClientRequest
 from router.request.admin_tokens import PolicyOverride
 from router.request.concurrency import Slot
@@ -23,6 +24,7 @@ from router.telemetry.trace_context import TraceContext
 from scorers.contract import PoolHit
 
 FIRST_EVENTS = 4  # at most this many events at the start of a stream contain no token of the answer, in any API
+RESPONSES: Final = Endpoint.RESPONSES  # a constant, as Python 3.11 runs code at each access to a member of an Enum
 UNREAD = UnknownIds("not_needed")
 
 
@@ -66,6 +68,7 @@ class Request:
     # placed and answered
     record: Record | None  # None: not yet open
     bound_to: TargetId | None  # the only target that can answer it; None: any
+    repeats: bool  # whether another engine may be tried after a 5xx; False: two engines failed on this prompt before
     stream: ContinuableStream | None  # None: another engine cannot continue the answer
     rename: AnswerModel | None  # names the model in the answer as the client does; None: the engine does so itself
     other_model: str | None  # the model that answers instead of the first one behind the client's name
@@ -92,6 +95,7 @@ class Request:
         self.trace = None
         self.record = None
         self.bound_to = None
+        self.repeats = True
         self.stream = None
         self.rename = None
         self.other_model = None
@@ -131,6 +135,14 @@ class Request:
     def known(self) -> TokenizedPrompt | None:
         """The tokens of the prompt; None if they are unknown."""
         return self.tokens if isinstance(self.tokens, TokenizedPrompt) else None
+
+    @property
+    def may_run_twice(self) -> bool:
+        """Whether nothing shows if two engines work on it: an engine runs its own tools, and stored responses have one
+        engine.
+        """
+        prompt = self.prompt
+        return self.bound_to is None and not (prompt.endpoint is RESPONSES and names_engine_tools(prompt.body))
 
     def to_schedule(self, record: Record) -> SchedulingRequest:
         """Return the facts of the request that the scheduler reads."""

@@ -18,7 +18,6 @@ from router.errors import quote_name
 from router.fleet.engine_limits import OverLimit
 from router.fleet.instance import Instance
 from router.prompt.answer_model import AnswerModel
-from router.prompt.api.continuable import names_engine_tools
 from router.prompt.broken_stream import end_broken_stream
 from router.prompt.event_bytes import DONE, EVENT_END
 from router.prompt.prompt import Endpoint
@@ -186,15 +185,14 @@ class ResponseObserver:
 
     def can_move(self) -> bool:
         """Return whether another engine can answer instead, or continue the answer, and nothing is done twice that
-        shows: an engine runs its own tools, and stored responses have one engine.
+        shows.
         """
         request, attempts = self._request, self._ticket.record.attempts
         if len(attempts) > MOVES_ALLOWED:
             return False
         if self.begun:
             return self._stream is not None and request.prompt.stream and self._find_refusal() is None
-        prompt = request.prompt
-        return request.bound_to is None and not (prompt.endpoint is RESPONSES and names_engine_tools(prompt.body))
+        return request.may_run_twice
 
     def _find_refusal(self) -> str | None:
         """Return why no other engine can continue the answer; None if one can."""
@@ -240,6 +238,8 @@ class ResponseObserver:
                         ticket.status, record.error = error.status or ENGINE_ERROR, _describe(error)
             case RelayNotStarted(prefill=True):
                 ticket.end = "prefill"
+            case RelayNotStarted(reason="failed", refusal=refusal):
+                ticket.end, ticket.status = "failed", ENGINE_ERROR if refusal is None else refusal.status
             case RelayNotStarted(reason="connect" | "busy" | "died" | "stuck" as reason):
                 ticket.end = reason
 

@@ -13,6 +13,10 @@ does not kill one engine after another; `features/poison` then refuses it for a 
 count against the budget: there is at most one, and the death of one engine must not fail the hundred requests that
 waited for that engine. After the first byte to the client, the request is not retried.
 
+A 500, 502 or 504 is retried once as well, because an engine may be broken and still answer its probes, but within
+the budget: a request that is the cause gets it from every engine. The second one is sent to the client, and
+`features/poison` remembers the prompt, whose next 5xx is not retried.
+
 An engine that has the request and makes no progress is given up (`stuck_engines.py`), twice per request at most. The
 next engine does not count against the budget either.
 
@@ -99,7 +103,9 @@ async def place(request: Request, record: Record, services: Services) -> RelayEn
     earlier = EarlierAttempts(failed=services.data_path.excludes(call))
     scheduled, avoid = request.to_schedule(record), request.avoid
     last: RelayEnd | None = None
-    while last is None or may_retry(last, record, services.retry_budget):
+    while last is None or may_retry(
+        last, record, services.retry_budget, repeats=request.repeats and request.may_run_twice
+    ):
         ticket = scheduler.admit(
             scheduled,
             excluding=earlier.failed | avoid if avoid else earlier.failed,
@@ -132,16 +138,19 @@ def locate_response(prompt: Prompt, tenant: Tenant | None, scheduler: Scheduler)
     return target
 
 
-def may_retry(last: RelayEnd, record: Record, retry_budget: RetryBudget) -> bool:
-    """Return whether another engine may be tried. Retries after a death are limited by the record's count of
-    deaths, after a failed prefill half by no longer splitting, after everything else by the router's retry budget.
+def may_retry(last: RelayEnd, record: Record, retry_budget: RetryBudget, *, repeats: bool = True) -> bool:
+    """Return whether another engine may be tried. Retries after a death or a 5xx are limited by the record's count of
+    these, after a failed prefill half by no longer splitting, after everything but a death by the router's retry
+    budget. `repeats`: whether the request may be repeated after a 5xx.
     """
     if not isinstance(last, RelayNotStarted):
         return False
     if last.moved_to is not None or last.reason == "stuck":
         return True
     if last.reason == "died":
-        return record.deaths <= DEATHS_ALLOWED
+        return record.failures <= DEATHS_ALLOWED
+    if last.reason == "failed" and not last.prefill:
+        return repeats and record.failures <= DEATHS_ALLOWED and retry_budget.try_withdraw()
     return last.prefill or retry_budget.try_withdraw()
 
 
@@ -152,13 +161,15 @@ def refuse(call: ClientRequest, last: RelayEnd | None, record: Record) -> None:
             refusal: RequestRefused = NoTarget("no engine can serve this model now; try again", retry_after_s=1)
         case RelayDeadline():
             refusal = DeadlineExceeded("the engine did not begin to answer in time")
-        case RelayNotStarted("busy", refusal=answer) | RelayRejected(answer) if answer is not None:
+        case RelayNotStarted("busy" | "failed", refusal=answer) | RelayRejected(answer) if answer is not None:
             record.status = answer.status
             call.answer(answer.status, answer.headers, answer.body)
             return
         case RelayNotStarted("died"):
             record.poison = record.deaths > DEATHS_ALLOWED
             refusal = BadGateway("the engine took the request and died before it answered", code="engine_died")
+        case RelayNotStarted("failed", detail=detail, prefill=False):
+            refusal = BadGateway(f"{detail}, with an error that cannot be passed on", code="engine_failed")
         case _:
             refusal = NoTarget("no engine could be reached; try again", retry_after_s=1)
     record.status, record.error = refusal.status, refusal.message

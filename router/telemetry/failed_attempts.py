@@ -13,7 +13,7 @@ from router.tasks import Tasks
 log = logging.getLogger("warmroute.request")
 
 SETTLE_S: Final = 3.0  # in which further failures join the same line
-FAILED: Final = frozenset(("connect", "died", "stuck", "broken", "continued"))
+FAILED: Final = frozenset(("connect", "died", "failed", "stuck", "broken", "continued"))
 """Ends of attempts for which the instance is to blame."""
 
 

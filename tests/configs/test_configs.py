@@ -15,6 +15,8 @@ from docs.tools.whole_router import list_families
 from router.config.reader import load_policies, read_config, read_policy_file
 from router.config.yaml_source import load
 from router.scheduling.policy.policy import build_policy
+from router.telemetry.metrics.snapshot import RouterSnapshot
+from router.telemetry.metrics.state import families
 from tests.paths import CONFIGS
 from tests.suites.json_schema import violations
 
@@ -99,7 +101,25 @@ def test_the_dashboard_groups_by_labels_that_exist() -> None:
         for group in re.findall(r"by \(([^)]*)\)", text)
         for word in group.split(",")
     }
-    assert used - labels - {"le"} == set()
+    assert used - labels - {"le", "job"} == set()
+
+
+def test_the_dashboard_selects_the_deployment_everywhere() -> None:
+    """Only the list of deployments has them all."""
+    selectors = [one for text in expressions() for one in re.findall(r"\b(?:warmroute|process)_\w+(?:{[^}]*})?", text)]
+    assert [one for one in selectors if 'job=~"$job"' not in one] == ["warmroute_in_flight_requests"]
+
+
+def test_the_dashboard_counts_an_engine_once() -> None:
+    """Each router reports each engine, so that a sum over routers would count it several times."""
+    own = {"warmroute_target_requests", "warmroute_target_prefilling_requests"}  # of each router
+    each = {f.name for f in families(RouterSnapshot()) if {"engine", "target"} & set(f._labelnames)} - own  # type: ignore[attr-defined]
+    each -= {"warmroute_index_bytes", "warmroute_overlap_predictions"}  # memory and answers of each router
+    assert len(each) > 20
+    for name in each:
+        for text in expressions():
+            for before in re.findall(rf"(.*)\b{name}(?:_total)?\b", text):
+                assert re.search(r"(max|min|avg) by \([^)]+\) \((\w+\()?$", before) or "label_values" in before, text
 
 
 def test_panels_do_not_overlap() -> None:

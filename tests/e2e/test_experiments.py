@@ -315,7 +315,8 @@ async def test_an_arm_that_fails_is_rolled_back_within_seconds(router: Any) -> N
     experiment = {"arms": HALVES, "seed": 3, "limits": {"error_rate_max": "1%"}}
     unbroken = {"breaker": {"failures": 1_000_000}}  # else its requests would soon go elsewhere, and be answered
     options = {arm: {"decode_ms_per_token": 5} for arm in HALVES}
-    async with isolated(router, experiment, options, fleet=unbroken) as (r, engines):
+    alone = {"retry_burst": 0}  # the same: they would be answered by the other arm's engine
+    async with isolated(router, experiment, options, fleet=unbroken, limits=alone) as (r, engines):
         engines["dice"].faults(error_rate=1.0)
         statuses: Counter[int] = Counter()
         async with beside(traffic(r, statuses, crowd=2)):

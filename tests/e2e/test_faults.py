@@ -327,9 +327,9 @@ async def test_a_frozen_engine_costs_its_requests_a_deadline_and_then_nothing(ro
         await settled_down(r)
 
 
-async def test_errors_pass_through_and_open_the_breaker_which_closes_by_requests(router) -> None:
-    """500 is the engine's answer: shown as it is, never tried again. Three in a row, and the target is left alone
-    until one request at a time may try it.
+async def test_errors_are_tried_elsewhere_and_open_the_breaker_which_closes_by_requests(router) -> None:
+    """No client sees a 500 that only one engine answers. Three in a row, and the target is left alone until one
+    request at a time may try it.
     """
     breaking = {"failures": 3, "open_s": 3.0}  # in which the next two requests are placed
     async with (
@@ -337,27 +337,59 @@ async def test_errors_pass_through_and_open_the_breaker_which_closes_by_requests
         router(fleet, fleet=with_health(fleet) | {"breaker": breaking}) as r,
     ):
         sick, well = fleet
-        talk = await held_by(r, sick, "sticky")
+        talks = [await held_by(r, sick, f"sticky {n}") for n in range(5)]
         sick.faults(error_rate=1)
-        said = [await talk.turn(stream=bool(n % 2)) for n in range(3)]
-        assert [one.status for one in said] == [500] * 3
-        assert all("fault error_rate" in one.error["message"] for one in said)
-        assert [len((await r.record(one.record))["attempts"]) for one in said] == [1, 1, 1]
+        said = [await talk.turn(stream=bool(n % 2)) for n, talk in enumerate(talks[:3])]
+        assert all(one.ok and one.target == target(r, well).id for one in said)
+        assert [await ends(r, one) for one in said] == [["failed", "ok"]] * 3
+        assert await r.metric("warmroute_retries_total", reason="engine_5xx") == 3
         assert breaker(r, sick) == "open"
         before = asked(sick)
         elsewhere = await crowd([Chat(r, "meanwhile"), Chat(r, "also")], 2)
         assert all(one.ok and one.target == target(r, well).id for one in elsewhere)
         assert asked(sick) == before
         await eventually(lambda: breaker(r, sick) == "half_open")
-        assert (await talk.turn()).status == 500  # the trial: it goes back to rest
+        assert await ends(r, await talks[3].turn()) == ["failed", "ok"]  # the trial: it goes back to rest
         assert breaker(r, sick) == "open"
         sick.faults(error_rate=0)
         await eventually(lambda: breaker(r, sick) == "half_open")
-        at_once = await asyncio.gather(*(talk.turn(forget=True) for _ in range(5)))
+        at_once = await asyncio.gather(*(talks[4].turn(forget=True) for _ in range(5)))
         assert Counter(one.target for one in at_once) == {target(r, sick).id: 1, target(r, well).id: 4}
         assert all(one.ok for one in at_once)
         assert breaker(r, sick) == "closed"
         await settled_down(r)
+
+
+async def test_an_error_of_two_engines_is_the_answer_and_the_prompt_is_not_tried_twice_again(router) -> None:
+    """The prompt may be the cause: a client that repeats it must not use up the retries of all."""
+    patient = {"breaker": {"failures": 1000}}
+    async with engines(3) as fleet, router(fleet, fleet=patient, limits={"retry_burst": 4, "retry_ratio": 0.0}) as r:
+        for fake in fleet:
+            fake.faults(error_rate=1)
+        bad, other = Chat(r, "bad"), Chat(r, "other")
+        said = [await bad.turn(), await bad.turn(stream=True), await other.turn()]
+        assert [one.status for one in said] == [500] * 3
+        assert all("fault error_rate" in one.error["message"] for one in said)
+        assert [await ends(r, one) for one in said] == [["failed", "failed"], ["failed"], ["failed", "failed"]]
+        assert await r.metric("warmroute_engine_attempts_total", end="engine_5xx") == 5
+        assert await r.metric("warmroute_errors_total", reason="engine_5xx") == 3
+        for fake in fleet:
+            fake.faults(error_rate=0)
+        assert (await bad.turn()).ok
+        await settled_down(r)
+
+
+async def test_an_error_is_not_tried_elsewhere_without_a_budget(router) -> None:
+    async with engines(2) as fleet, router(fleet, limits={"retry_burst": 0}) as r:
+        talk = await held_by(r, fleet[0], "sticky")
+        fleet[0].faults(error_rate=1)
+        said = await talk.turn()
+        assert (said.status, await ends(r, said)) == (500, ["failed"])
+
+
+async def ends(router: Router, said: Any) -> list[str]:
+    """How its attempts ended."""
+    return [attempt["end"] for attempt in (await router.record(said.record))["attempts"]]
 
 
 async def test_a_client_s_mistakes_never_trip_a_breaker(router) -> None:

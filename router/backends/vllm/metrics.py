@@ -1,6 +1,6 @@
 """Reads vLLM's metrics page into one `Gauges` per rank, parsing only the lines that routing needs.
 
-A page has 66 KB and over 700 lines, of which nine matter; a full Prometheus parser takes 10 ms for it, which is too
+A page has 66 KB and over 700 lines, of which ten matter; a full Prometheus parser takes 10 ms for it, which is too
 much for polling a fleet. Here `bytes.find` jumps to each metric, and only its lines are parsed, labels with their
 escapes included. In the Prometheus format a metric's lines are adjacent, so the first line of another metric ends
 the search. A histogram's sums are an exception: they lie between the buckets, so their search continues.
@@ -81,6 +81,7 @@ def _read(page: _Page) -> dict[int, Gauges]:
     waiting = _gauge(page, b"vllm:num_requests_waiting", float.__add__)
     usage = _gauge(page, b"vllm:kv_cache_usage_perc", max) or _gauge(page, b"vllm:gpu_cache_usage_perc", max)
     generated = _gauge(page, b"vllm:generation_tokens_total", float.__add__)
+    started = _gauge(page, b"process_start_time_seconds", max).get(0)  # without labels
     caches = {rank: labels for rank, labels, _ in _lines(page, b"vllm:cache_config_info")}
     ranks = sorted({*running, *waiting, *usage, *caches})
     loads = _pool_loads(page)
@@ -99,6 +100,7 @@ def _read(page: _Page) -> dict[int, Gauges]:
             _count(generated.get(rank)),
             _number(caches.get(rank, {}).get(b"num_gpu_blocks"), MAX_CAPACITY_TOKENS),
             SWITCHES.get(caches.get(rank, {}).get(b"enable_prefix_caching", b"")),
+            started,
         )
         for rank in ranks
     }

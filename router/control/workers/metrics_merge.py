@@ -1,9 +1,9 @@
 """One metrics page from the pages of several workers.
 
 Counters and histograms are summed per series. Gauges are taken from the worker on duty, because every worker has
-the load of all workers; only gauges that every process has for itself (`SUMMED_GAUGES`) are summed. Event stream
-metrics are taken from the worker on duty too: every worker receives the same events, and a sum would count each
-event once per worker. The counters of a worker that ended stay in the sum, since a counter must not fall.
+the load of all workers; only gauges that every process has for itself (`SUMMED_GAUGES`) are summed. Counters of what
+every worker sees (`SEEN_BY_ALL`: events and restarts of engines) are taken from the worker on duty too: a sum would
+count each event once per worker. The counters of a worker that ended stay in the sum, since a counter must not fall.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SUMMED_GAUGES = frozenset(
         "process_open_fds",
     }
 )
-STREAM_PREFIX = "warmroute_stream_"
+SEEN_BY_ALL = ("warmroute_stream_", "warmroute_engine_restarts")
 SUMMED_KINDS = frozenset({"counter", "histogram"})
 
 
@@ -78,7 +78,7 @@ def select_counters(families: Iterable[MetricFamily]) -> list[MetricFamily]:
 
 def is_summed(family: MetricFamily) -> bool:
     """Return whether a metric is summed over all workers."""
-    if family.name.startswith(STREAM_PREFIX):
+    if family.name.startswith(SEEN_BY_ALL):
         return False
     return family.kind in SUMMED_KINDS or family.name in SUMMED_GAUGES
 

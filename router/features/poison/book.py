@@ -6,6 +6,9 @@ for `KEPT_S`; so an engine that is mended, or that died for another reason, gets
 
 An engine that dies takes all its requests with it. If several prompts ended with one engine at the same time, it is
 unknown which one is to blame: all of them are *suspects*, served until two engines have died on one of them again.
+
+A prompt that two engines answered with a 5xx harms no engine, so it is served. But its next 5xx is not retried:
+a client that repeats it would use up the retries of all.
 """
 
 from __future__ import annotations
@@ -48,6 +51,7 @@ class PoisonBook:
     def __init__(self) -> None:
         self._refused: dict[bytes, PoisonPrompt] = {}
         self._suspects: dict[bytes, float] = {}  # until this time
+        self._failed: dict[bytes, float] = {}  # prompts that two engines answered with a 5xx, until this time
         self._blamed: list[PoisonPrompt] = []  # within the last `SAME_DEATH_S`
 
     def __len__(self) -> int:
@@ -56,12 +60,25 @@ class PoisonBook:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no prompt is refused, and none suspected."""
-        return not self._refused and not self._suspects
+        """Whether no prompt is refused, suspected, or known to fail."""
+        return not self._refused and not self._suspects and not self._failed
 
     def suspects(self, digest: bytes) -> bool:
         """Return whether the prompt with this digest is suspected."""
         return digest in self._suspects
+
+    def add_failed(self, digest: bytes, until_s: float) -> None:
+        """Remember a prompt that two engines answered with a 5xx."""
+        self._failed.pop(digest, None)
+        self._failed[digest] = until_s
+        if len(self._failed) > MOST:
+            del self._failed[next(iter(self._failed))]
+
+    def has_failed(self, digest: bytes, now: float) -> bool:
+        """Return whether two engines answered this prompt with a 5xx a short time ago."""
+        while self._failed and next(iter(self._failed.values())) <= now:
+            del self._failed[next(iter(self._failed))]
+        return digest in self._failed
 
     def add(self, prompt: PoisonPrompt) -> None:
         """Refuse this prompt; one that is refused already, for longer."""

@@ -69,7 +69,9 @@ class PoisonFeature(Feature):
             self.shared = (self._peers,)
 
     def check(self, request: Request, services: Services) -> None:
-        """Raises `PoisonRefused` for a prompt in the book. A suspected prompt is followed to its end."""
+        """Raises `PoisonRefused` for a prompt in the book. A suspected prompt is followed to its end; a 5xx to one on
+        which two engines failed before is not retried.
+        """
         if self.book.is_empty:
             return
         digest, now = self._name(request), self._clock.now()
@@ -78,6 +80,7 @@ class PoisonFeature(Feature):
             raise PoisonRefused(
                 f"engines died on this prompt, so it is refused for another {left_s} s", code="poison_prompt"
             )
+        request.repeats = not self.book.has_failed(digest, now)
         if self.book.suspects(digest):
             request.hold(Suspect(self.book, digest))
 
@@ -85,7 +88,11 @@ class PoisonFeature(Feature):
         self, request: Request, record: Record, end: RelayEnd | None, services: Services
     ) -> RelayEnd | None:
         """Remember the prompt if too many engines died on it."""
-        if not isinstance(end, RelayNotStarted) or end.reason != "died" or record.deaths <= DEATHS_ALLOWED:
+        if not isinstance(end, RelayNotStarted) or record.failures <= DEATHS_ALLOWED:
+            return end
+        if end.reason == "failed":
+            self.book.add_failed(self._name(request), self._clock.now() + KEPT_S)
+        if end.reason != "died" or record.deaths <= DEATHS_ALLOWED:
             return end
         targets = tuple(attempt.decision.target for attempt in record.attempts if attempt.end == "died")
         digest, until_s = self._name(request), self._clock.now() + KEPT_S

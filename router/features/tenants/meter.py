@@ -25,7 +25,7 @@ from math import ceil
 from typing import get_args
 
 from router.clock import Clock
-from router.errors import RequestRefused, TooBusy
+from router.errors import RequestRefused, TenantOverLimit
 from router.features.tenants.answer_quantiles import AnswerQuantiles
 from router.features.tenants.gpu_time import estimate_answer_tokens, estimate_gpu_s
 from router.features.tenants.ledger import DAY_S, LEAST, Ledger, LimitName, LimitState, Refusal, Reservation
@@ -73,7 +73,7 @@ class Meter:
 
     def open(self, call: ClientRequest, *, least: TokenCounts = LEAST) -> Reservation | None:
         """Count a request of the tenant of `call`, which needs at least `least`, before anything is done for it;
-        None if the tenant has no limits. Raises `TooBusy` if a limit is used up.
+        None if the tenant has no limits. Raises `TenantOverLimit` if a limit is used up.
         """
         tenant = call.tenant
         if tenant is None or (limits := tenant.service_class.limits) is None:
@@ -98,7 +98,7 @@ class Meter:
         tokens: TokenizedPrompt | UnknownIds,
     ) -> None:
         """Charge the tenant of `call` what its request will probably use, and report in the answer's headers what
-        is left. Raises `TooBusy` if the charge would exceed a limit.
+        is left. Raises `TenantOverLimit` if the charge would exceed a limit.
         """
         tenant = call.tenant
         assert tenant is not None, "it has a reservation"
@@ -113,11 +113,11 @@ class Meter:
             reservation.settle(TokenCounts(ceil(counted / COUNTED_TOKENS)))
             raise self._refuse(tenant, prompt.model or "", refusal)
 
-    def _refuse(self, tenant: Tenant, model: str, refusal: Refusal) -> TooBusy:
+    def _refuse(self, tenant: Tenant, model: str, refusal: Refusal) -> TenantOverLimit:
         """Count a refusal, and return the answer to it."""
         self._count_refusal(tenant, model, refusal.limit)
         retry_after_s = None if refusal.retry_after_s is None else max(1, ceil(refusal.retry_after_s))
-        return TooBusy(describe_refusal(refusal), code=refusal.limit, retry_after_s=retry_after_s)
+        return TenantOverLimit(describe_refusal(refusal), code=refusal.limit, retry_after_s=retry_after_s)
 
     def _report_limits(self, call: ClientRequest, state: LimitState) -> None:
         """Report what is left of the tenant's limits per minute in the headers of the answer to `call`."""

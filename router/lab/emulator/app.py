@@ -66,7 +66,6 @@ class EmulatorApp:
         self._cores = cores
         self._connectors = connectors
         self._clock = clock
-        self._started_wall_s = clock.wall()
         self.requests: deque[HttpExchange] = deque(maxlen=REQUEST_LOG_SIZE)
         self._generate = GenerateEndpoints(options, vocabulary, cores, connectors, clock, tasks)
         self._key_digest = _digest(options.api_key) if options.api_key else None
@@ -204,7 +203,7 @@ class EmulatorApp:
 
     async def _metrics(self, exchange: HttpExchange) -> None:
         gauges = [core.engine.gauges() for core in self._cores.all]
-        body = render_metrics(self._options, gauges, self._clock.wall(), self._started_wall_s)
+        body = render_metrics(self._options, gauges, self._clock.wall(), self._cores.started_wall_s)
         await exchange.send_body(body, "text/plain; version=0.0.4; charset=utf-8")
 
     async def _reset(self, exchange: HttpExchange) -> None:

@@ -225,6 +225,8 @@ class EngineCores:
         sockets: EventSockets,
     ) -> None:
         self.faults = options.faults
+        self._clock = clock
+        self.started_wall_s = clock.wall()
         self.adapters = shape.adapters
         self._tasks = Tasks(f"engine {options.name}")
         self._sockets = sockets
@@ -270,6 +272,7 @@ class EngineCores:
 
     def restart(self) -> None:
         """Crash and restart the engine processes of all ranks."""
+        self.started_wall_s = self._clock.wall()
         for core in self.all:
             core.restart()
 

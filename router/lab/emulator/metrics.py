@@ -64,7 +64,8 @@ def render_metrics(
     options: EngineOptions, gauges: Sequence[EngineGauges], wall_s: float, started_wall_s: float = 0.0
 ) -> bytes:
     """Return the metrics page. `gauges` are indexed by rank."""
-    lines = [*_samples(options, METRICS, gauges), *_created(options, started_wall_s), *_cache_config(options)]
+    lines = ["# TYPE process_start_time_seconds gauge", f"process_start_time_seconds {started_wall_s!r}"]
+    lines += [*_samples(options, METRICS, gauges), *_created(options, started_wall_s), *_cache_config(options)]
     if any(each.pool_loads for each in gauges):
         lines += _samples(options, POOL_LOAD_METRICS, gauges)
     if options.loras:

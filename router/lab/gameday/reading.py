@@ -16,7 +16,7 @@ LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 SLOWER = 1.5  # from which a slowdown counts as noticed: the threshold of the alert WarmrouteEngineSlow
 LATE_S = 5.0  # of events by both clocks: the threshold of the alert WarmrouteStreamLag
 WANTED = frozenset({
-    "instance_state", "breaker_state", "stream_state", "stream_trusted", "stream_restarts_total", "stream_gaps_total",
+    "instance_state", "breaker_state", "stream_state", "stream_trusted", "engine_restarts_total", "stream_gaps_total",
     "stream_contradictions_total", "stream_lag_seconds", "engine_slowdown_ratio", "decision_log_failures_total",
     "pool_master_leads", "policy_in_force", "target_requests", "replica_up",
 })  # fmt: skip
@@ -61,7 +61,7 @@ def read_metrics(page: str) -> MetricsReading:
         not_ready=where("instance_state", "engine", "ready"),
         tripped=where("breaker_state", "target", "closed"),
         untrusted=doubted | where("stream_state", "target", "live"),
-        restarts=total("stream_restarts_total"),
+        restarts=total("engine_restarts_total"),
         gaps=total("stream_gaps_total"),
         contradictions=total("stream_contradictions_total"),
         lag_s=max((abs(value) for _, value in samples["stream_lag_seconds"]), default=0.0),

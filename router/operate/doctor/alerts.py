@@ -23,7 +23,7 @@ from router.operate.doctor.subject import Subject
 
 RULES = SHIPPED / "prometheus" / "alerts.yaml"
 COMPARISON = re.compile(
-    r"(?P<sum>sum(?: by \([\w, ]+\)| without \([\w, ]+\))?\s*\()?\s*(?P<rise>(?:rate|increase)\()?"
+    r"(?P<sum>sum(?: (?P<by>by|without) \((?P<names>[\w, ]+)\))?\s*\()?\s*(?P<rise>(?:rate|increase)\()?"
     r"(?P<metric>[a-z]\w+)(?:\{(?P<labels>[^}]*)\})?(?P<range>\[\w+\]\))?\s*\)?\s*(?P<is>==|>|<)\s*(?P<bound>-?[0-9.]+)"
 )
 LABEL = re.compile(r'(\w+)(=~|!~|!=|=)"([^"]*)"')
@@ -94,8 +94,10 @@ def find_firing(rule: AlertRule, first: Samples, later: Samples) -> list[dict[st
         selected = [one for one in later[comparison["metric"]] if _selects(comparison["labels"] or "", one[0])]
         if comparison["rise"]:
             selected = [(of, value - before.get(tuple(sorted(of.items())), 0.0)) for of, value in selected]
-        if comparison["sum"] and selected:
-            selected = [({}, sum(value for _, value in selected))]
+        if comparison["sum"]:
+            selected = _sum(
+                selected, set((comparison["names"] or "").split(", ")), without=comparison["by"] == "without"
+            )
         relation, bound = RELATIONS[comparison["is"]], float(comparison["bound"])
         firing += [of for of, value in selected if relation(value, bound)]
     return firing
@@ -108,6 +110,16 @@ def read_samples(page: str) -> Samples:
         for sample in family.samples:
             found[sample.name].append((dict(sample.labels), sample.value))
     return found
+
+
+def _sum(
+    samples: list[tuple[dict[str, str], float]], names: set[str], *, without: bool
+) -> list[tuple[dict[str, str], float]]:
+    """Return the sums of samples by the labels `names`, or by all others."""
+    sums: dict[tuple[tuple[str, str], ...], float] = defaultdict(float)
+    for labels, value in samples:
+        sums[tuple(sorted((name, of) for name, of in labels.items() if (name in names) != without))] += value
+    return [(dict(group), value) for group, value in sums.items()]
 
 
 def _selects(selector: str, labels: dict[str, str]) -> bool:

@@ -13,7 +13,7 @@ import msgspec
 from router.scheduling.policy.decision import Decision, ShadowChoice
 from router.scheduling.policy.policy import Policy
 
-DEATHS_ALLOWED = 1  # number of engines that may die on a request; one more death ends the request
+DEATHS_ALLOWED = 1  # engines that may die on a request, or fail it with a 5xx; one more ends the request
 PREFILLS_ALLOWED = 2  # number of failed prefill halves after which a request is no longer split
 
 AttemptEnd = Literal[
@@ -22,6 +22,7 @@ AttemptEnd = Literal[
     "connect",
     "busy",
     "died",
+    "failed",
     "stuck",
     "broken",
     "continued",
@@ -38,6 +39,7 @@ AttemptEnd = Literal[
     connect      the engine was not reached
     busy         the engine answered 503
     died         the engine closed the connection before the first byte of its answer
+    failed       the engine answered 500, 502 or 504
     stuck        the engine made no progress, and the request was placed elsewhere
     broken       the engine failed after the first byte of its answer
     continued    as `broken`, but the next attempt continued the answer, or the router added the missing end
@@ -166,6 +168,11 @@ class Record(msgspec.Struct, gc=False):
         """Number of engines that died after they took the request or its prefill half."""
         halves = (attempt.prefill.end for attempt in self.attempts if attempt.prefill is not None)
         return sum(attempt.end == "died" for attempt in self.attempts) + sum(end == "died" for end in halves)
+
+    @property
+    def failures(self) -> int:
+        """Number of engines that died or answered with a 5xx: the request may be the cause."""
+        return self.deaths + sum(attempt.end == "failed" for attempt in self.attempts)
 
     @property
     def failed_prefills(self) -> int:

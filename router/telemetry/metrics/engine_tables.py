@@ -73,6 +73,8 @@ class EngineTables:
 
 def _describe_end(attempt: Attempt, status: int | None) -> str:
     """Return how an attempt at a request with this `status` ended: an engine's own error is a whole answer, too."""
+    if attempt.end == "failed":
+        return "engine_5xx"
     if attempt.end == "ok" and status is not None and status >= 400:
         return "engine_5xx" if status >= 500 else "engine_4xx"
     return attempt.end

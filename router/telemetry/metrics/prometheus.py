@@ -22,6 +22,7 @@ from router.errors import (
     NotFound,
     PoisonRefused,
     RequestRefused,
+    TenantOverLimit,
     TooBusy,
     TooLarge,
     Unauthorized,
@@ -38,6 +39,7 @@ from router.telemetry.metrics.series import Counter, Histogram
 MAX_MODELS = 256  # adapters come and go, but their counters stay
 MAX_ENDPOINTS = 64
 MAX_TOKEN_SOURCES = 32
+RETRIED = ENDS | {"engine_5xx"}
 STAGES = tuple(name.removesuffix("_ms") for name in Stages.__struct_fields__)
 INTERNAL = "internal_error"
 REASONS: dict[type[RequestRefused], str] = {
@@ -51,6 +53,7 @@ REASONS: dict[type[RequestRefused], str] = {
     PoisonRefused: "poison_refused",
     UpgradeRequired: "upgrade_required",
     TooBusy: "too_busy",
+    TenantOverLimit: "tenant_limit",
     InternalError: INTERNAL,
     BadGateway: "bad_gateway",
     NoTarget: "no_target",
@@ -131,7 +134,8 @@ class Metrics:
         if len(attempts) > 1:
             for attempt in attempts[:-1]:
                 if attempt.end != "continued":
-                    self._retries[(attempt.end if attempt.end in ENDS else OTHER,)] += 1
+                    end = "engine_5xx" if attempt.end == "failed" else attempt.end
+                    self._retries[(end if end in RETRIED else OTHER,)] += 1
         self._count_continued(record)
 
     def _count_continued(self, record: Record) -> None:

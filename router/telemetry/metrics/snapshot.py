@@ -49,9 +49,10 @@ class TargetState(NamedTuple):
     gaps: int
     replays: int
     replay_silent: bool
-    restarts: int
+    silent: bool  # its engine's answers show that events are missing
     overfull: int
     contradictions: int
+    predictions: tuple[int, int, int]  # of overlap: kept, broken and missed
     malformed: int
     skipped: Mapping[str, int]  # by reason
 
@@ -113,6 +114,7 @@ class ReplicaReport(NamedTuple):
 
 class RouterSnapshot(NamedTuple):
     targets: Sequence[TargetState] = ()
+    restarts: Mapping[str, int] = {}  # by instance
     distrusted: Mapping[str, bool] = {}  # by instance: its events are ignored
     over_limit: Mapping[tuple[str, str], int] = {}  # by instance and bound
     tokenizers: Mapping[str, TokenizationReport] = {}  # by model

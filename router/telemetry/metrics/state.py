@@ -48,7 +48,7 @@ HELP = {
     "stream_gaps_total": "gaps in the sequence",
     "stream_replays_total": "replays requested",
     "stream_replay_silent": "1 while the replay endpoint leaves requests without any answer",
-    "stream_restarts_total": "engine restarts detected",
+    "stream_silent": "1 while the engine computes blocks of which no event arrives, or hits blocks that none announced",
     "stream_overfull_total": "times that the index held more of the target than its GPU can, and forgot it",
     "stream_contradictions_total": "times that answers proved the index of the target wrong, and it was forgotten",
     "stream_decode_errors_total": "messages that could not be decoded",
@@ -57,11 +57,14 @@ HELP = {
     "at least 1",
     "prefill_samples": "requests behind that fit; 0: the configured prior",
     "instance_state": "1 for the state the instance is in",
+    "engine_restarts_total": "processes of the engine that took the place of an earlier one",
     "engine_distrusted": "1 for an instance whose events are ignored, because it sent more than the router takes in",
     "engine_limit_total": "answers and messages of an engine beyond a bound of the router, by bound",
     "breaker_state": "1 for the state the target's breaker is in",
     "stream_state": "1 for the state the target's event stream is in",
     "index_blocks": "blocks that the index has for the target",
+    "overlap_predictions_total": "answers that show whether the overlap predicted from events was right: kept, broken "
+    "(less was cached), missed (a hit, and nothing was predicted)",
     "stream_skipped_events_total": "events that do not concern token blocks, by reason",
     "tokenizer_source": "1 for the source of the token ids of the model's chats; unknown: no source is right",
     "tokenizer_proofs_total": "comparisons with the ids that an engine generates from, in which every chat agreed",
@@ -127,7 +130,7 @@ TARGET_VALUES: dict[str, Callable[[TargetState], float | None]] = {
     "stream_gaps_total": lambda t: t.gaps,
     "stream_replays_total": lambda t: t.replays,
     "stream_replay_silent": lambda t: t.replay_silent,
-    "stream_restarts_total": lambda t: t.restarts,
+    "stream_silent": lambda t: t.silent,
     "stream_overfull_total": lambda t: t.overfull,
     "stream_contradictions_total": lambda t: t.contradictions,
     "stream_decode_errors_total": lambda t: t.malformed,
@@ -145,6 +148,7 @@ def families(now: RouterSnapshot) -> Iterator[Metric]:
     for name, value in TARGET_VALUES.items():
         yield _family(name, TARGET, (((t.target, t.instance), value(t)) for t in now.targets))
     yield from _target_states(now.targets)
+    yield _family("engine_restarts_total", ("engine",), by_label(now.restarts))
     yield _family("engine_distrusted", ("engine",), by_label(now.distrusted))
     yield _family("engine_limit_total", ("engine", "limit"), now.over_limit.items())
     yield from _tokenizers(now.tokenizers)
@@ -169,6 +173,10 @@ def _target_states(targets: Sequence[TargetState]) -> Iterator[Metric]:
     breakers = (((t.target, t.instance), t.breaker) for t in targets)
     streams = (((t.target, t.instance), t.stream_state) for t in targets)
     blocks = (((t.target, t.instance, tier), t.index_stats.blocks[n]) for t in targets for n, tier in enumerate(TIERS))
+    outcomes = ("kept", "broken", "missed")
+    predictions = (
+        ((t.target, t.instance, o), n) for t in targets for o, n in zip(outcomes, t.predictions, strict=True)
+    )
     skipped = (((t.target, t.instance, why), count) for t in targets for why, count in t.skipped.items())
     slowdowns = {(t.instance,): t.slowdown for t in targets}
     yield _family("engine_slowdown_ratio", ("engine",), slowdowns.items())
@@ -176,6 +184,7 @@ def _target_states(targets: Sequence[TargetState]) -> Iterator[Metric]:
     yield _family("breaker_state", (*TARGET, "state"), one_of(BREAKER_STATES, breakers))
     yield _family("stream_state", (*TARGET, "state"), one_of(STREAM_STATES, streams))
     yield _family("index_blocks", (*TARGET, "tier"), blocks)
+    yield _family("overlap_predictions_total", (*TARGET, "outcome"), predictions)
     yield _family("stream_skipped_events_total", (*TARGET, "reason"), skipped)
 
 

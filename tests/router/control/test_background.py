@@ -46,6 +46,22 @@ def test_without_an_experiment_there_is_nothing_to_look_at() -> None:
     assert background.check_experiment(house.control, house.core, house.clock) is False
 
 
+async def test_a_broken_list_of_engines_refuses_no_policy(tmp_path: Path) -> None:
+    """It is followed by itself (`FileDiscovery`), which reports its error."""
+    main, engines = tmp_path / "main.yaml", tmp_path / "engines.yaml"
+    engines.write_text("[{url: 'http://127.0.0.1:1'}]\n")
+    inline = ", ".join(f"{name}: {{{text}}}" for name, text in TEXTS.items())
+    text = f"fleet: {{file: {engines}}}\npolicies: {{{inline}}}\nactive: "
+    main.write_text(text + "near\n")
+    house = await ControlPlane.following(main, SystemClock())
+    for broken in ("[{url: http://127.0.0.1:1, portt: 2}]\n", None):
+        engines.unlink() if broken is None else engines.write_text(broken)
+        main.write_text(text + ("near\n" if broken is None else "far\n"))
+        assert await house.control.reload_files() is not None
+        assert house.active == ("near" if broken is None else "far")
+    assert not house.control.failures
+
+
 async def test_a_saved_file_takes_effect_and_a_broken_one_heals(tmp_path: Path) -> None:
     main = tmp_path / "main.yaml"
     inline = ", ".join(f"{name}: {{{text}}}" for name, text in TEXTS.items())

@@ -184,6 +184,8 @@ def test_hits_that_nobody_promised_become_an_alarm_while_the_stream_can_be_trust
     promises = router.status.describe_instances()[0]["targets"][0]["promises"]
     assert promises["missed"] == 8
     assert "unknown to the index" in promises["alarm"]
+    (shown,) = [each for each in router.status.snapshot().targets if each.predictions[2] == 8]
+    assert shown.silent
     router.cache.seq += 1
     router.core.indexer.on_batch(TargetId("a/0"), router.cache.batch())  # a gap: joined late from here on
     assert router.status.describe_instances()[0]["targets"][0]["promises"]["alarm"] is None

@@ -730,3 +730,33 @@ def test_candidates_are_those_that_looking_at_each_would_find(story: Sequence[tu
         for model in ("m", "other", "nobody's", None):
             ready = [t for t in fleet.targets_serving(model) if t.instance.state is InstanceState.READY]
             assert list(fleet.candidates(model, (), 1.0)) == [t for t in ready if t.breaker.allows(1.0)] or ready
+
+
+def die_and_return(fleet: Fleet, name: str) -> None:
+    while not fleet.record_probe_failure(name, 0.0):
+        pass
+    assert fleet.record_probe_success(name, 0.0)
+    fleet.mark_ready(name, (M,), (0,))
+
+
+def test_restarts_are_counted_by_the_start_of_the_process() -> None:
+    """Also those that no probe noticed; an engine that was only not reached is the same process."""
+    fleet = fleet_of("a")
+    for started_wall_s in (100.0, 100.0, 160.0):
+        fleet.apply_metrics("a", {0: page()._replace(started_wall_s=started_wall_s)}, 1.0)
+    assert instance(fleet, "a").restarts == 1
+    die_and_return(fleet, "a")
+    fleet.apply_metrics("a", {0: page()._replace(started_wall_s=160.0)}, 1.0)
+    assert instance(fleet, "a").restarts == 1
+    die_and_return(fleet, "a")
+    fleet.apply_metrics("a", {0: page()._replace(started_wall_s=220.0)}, 1.0)
+    assert instance(fleet, "a").restarts == 2
+
+
+def test_without_the_start_of_the_process_each_return_is_a_restart() -> None:
+    fleet = fleet_of("a")
+    fleet.apply_metrics("a", {0: page()}, 1.0)
+    assert instance(fleet, "a").restarts == 0
+    for restarts in (1, 2, 3):
+        die_and_return(fleet, "a")
+        assert instance(fleet, "a").restarts == restarts

@@ -56,6 +56,17 @@ def test_only_what_did_not_start_is_tried_again_and_a_second_death_is_not() -> N
     assert not may_retry(RelayNotStarted("busy"), a_record("connect", "busy"), budget), "the budget is used up"
 
 
+def test_an_error_is_tried_again_once_from_the_budget_if_the_request_may_be_repeated() -> None:
+    failed, budget = RelayNotStarted("failed"), RetryBudget(ratio=0.0, burst=1)
+    assert not may_retry(failed, a_record("failed", "failed"), budget)
+    assert not may_retry(failed, a_record("died", "failed"), budget), "two engines worked on it"
+    assert not may_retry(RelayNotStarted("died"), a_record("failed", "died"), budget)
+    assert not may_retry(failed, a_record("failed"), budget, repeats=False)
+    assert may_retry(failed, a_record("failed"), budget)
+    assert not may_retry(failed, a_record("failed"), budget), "the budget is used up"
+    assert may_retry(RelayNotStarted("failed", prefill=True), a_record("prefill", prefills=["failed"]), budget)
+
+
 def test_a_prefill_half_that_failed_costs_no_budget_but_its_death_counts() -> None:
     nothing_left = RetryBudget(ratio=0.0, burst=1)
     nothing_left.try_withdraw()

@@ -35,6 +35,7 @@ def test_a_recorded_page_of_0_32() -> None:
         output_tokens=160,
         cache_blocks=600,
         prefix_caching=True,
+        started_wall_s=1.79522600558e9,
     )
     # 189 blocks of 128 tokens: the very 24192 that the page counts as external_prefix_cache_hits
     assert b'external_prefix_cache_hits_total{engine="0",model_name="m"} 24192.0' in RECORDED

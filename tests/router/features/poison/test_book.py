@@ -95,3 +95,16 @@ def test_a_prompt_is_named_by_its_tokens_or_else_by_its_body() -> None:
     partial = known._replace(complete=False)  # as far as its first image
     assert name_prompt("m", partial, b"one") != name_prompt("m", partial, b"other")
     assert name_prompt("m", None, b"one") == name_prompt("m", None, b"one") != name_prompt("m", None, b"other")
+
+
+def test_prompts_with_a_5xx_of_two_engines_are_served_and_remembered_for_a_while() -> None:
+    book = PoisonBook()
+    for number in range(MOST + 1):
+        book.add_failed(b"%d" % number, 600.0 + number)
+    assert not book.is_empty
+    assert not book.has_failed(b"0", 0.0), "the oldest is forgotten"
+    assert book.has_failed(b"1", 600.9)
+    assert book.find(b"1", 0.0) is None
+    assert not book.has_failed(b"1", 601.0)
+    assert not book.has_failed(b"%d" % MOST, 600.0 + MOST)
+    assert book.is_empty

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -80,11 +81,12 @@ async def test_every_metric_is_one_of_the_real_engines() -> None:
     real = (DATA / "vllm-0.32-metrics.txt").read_text()
     async with engine() as fake, httpx.AsyncClient(base_url=fake.url) as http:
         ours = (await http.get("/metrics")).text
-    shapes = {line.split("{")[0]: _label_names(line) for line in real.splitlines() if line.startswith("vllm:")}
+    samples = [line for line in real.splitlines() if line.startswith(("vllm:", "process_"))]
+    shapes = {re.split("[{ ]", line)[0]: _label_names(line) for line in samples}
     lines = [line for line in ours.splitlines() if not line.startswith("#")]
     assert len(lines) > 10
     for line in lines:
-        name = line.split("{")[0]
+        name = re.split("[{ ]", line)[0]
         assert name in shapes
         assert _label_names(line) <= shapes[name]
 

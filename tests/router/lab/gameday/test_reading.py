@@ -24,11 +24,11 @@ def page(now: RouterSnapshot) -> str:
 
 def test_it_reads_what_the_router_writes() -> None:
     closed = READY._replace(breaker="closed")
-    now = read_metrics(page(RouterSnapshot([closed, SILENT])))
+    now = read_metrics(page(RouterSnapshot([closed, SILENT], restarts={"a": 2, "b": 1})))
     assert now.not_ready == {"b"}
     assert now.tripped == {"b/0"}
     assert now.untrusted == {"b/0"}
-    assert (now.restarts, now.gaps, now.lag_s, now.booked) == (6, 2, 0.5, 6)  # both targets have READY's counts
+    assert (now.restarts, now.gaps, now.lag_s, now.booked) == (3, 2, 0.5, 6)  # both targets have READY's counts
     assert now.slow == {"a"}
     assert now.has_pool is None
 

@@ -13,9 +13,15 @@ BY_NAME = {rule.name: rule for rule in EVALUATED}
 @pytest.mark.parametrize(
     ("alert", "first", "later", "labels"),
     [
-        ("WarmrouteBreakerOpen", "", 'warmroute_breaker_state{target="a/0",state="open"} 1', ["a/0", "open"]),
+        ("WarmrouteBreakerOpen", "", 'warmroute_breaker_state{target="a/0",state="half_open"} 1', ["a/0"]),
         ("WarmrouteBreakerOpen", "", 'warmroute_breaker_state{target="a/0",state="open"} 0', None),
         ("WarmrouteBreakerOpen", "", 'warmroute_breaker_state{target="a/0",state="closed"} 1', None),
+        (
+            "WarmrouteBreakerOpen",
+            "",
+            'warmroute_breaker_state{target="a",state="open"} 1\nwarmroute_breaker_state{target="b",state="open"} 0',
+            ["a"],
+        ),
         ("WarmrouteStreamLag", "", 'warmroute_stream_lag_seconds{target="a/0"} 7.5', ["a/0"]),
         ("WarmrouteStreamUntrusted", "", 'warmroute_stream_trusted{target="a/0"} 1', None),
         ("WarmrouteDiscoveryStale", "", 'warmroute_discovery_age_seconds{source="dns"} 400', ["dns"]),

@@ -118,18 +118,20 @@ def test_refused_and_gone_before_a_record() -> None:
     of = metrics()
     of.on_refusal(CHAT, errors.BadRequest("x"))
     of.on_refusal("other", errors.TooBusy("x"))
+    of.on_refusal("other", errors.TenantOverLimit("x"))  # not `too_busy`: others are served
     of.on_refusal("other", errors.RequestRefused("x"))
     of.on_disconnect(CHAT)
     assert samples(of, "warmroute_errors_total") == {
         (CHAT, "bad_request"): 1,
         ("other", "too_busy"): 1,
+        ("other", "tenant_limit"): 1,
         ("other", "other"): 1,
         (CHAT, "client_gone"): 1,
     }
     assert samples(of, "warmroute_requests_total") == {
         (CHAT, "other", "4xx"): 1,
         (CHAT, "other", "none"): 1,
-        ("other", "other", "4xx"): 1,
+        ("other", "other", "4xx"): 2,
         ("other", "other", "5xx"): 1,
     }
     assert samples(of, "warmroute_in_flight_requests") == {(): 0}

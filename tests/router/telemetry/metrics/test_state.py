@@ -24,8 +24,8 @@ READY = TargetState(
     gauges=NO_GAUGES._replace(running=5, waiting=2, kv_usage=0.25),
     speed=Speed(0.0, 90.5, 0.0, 12, None, None, None, Transfer(5.5, 10.25, 3, None)), slowdown=4.8,
     index_stats=IndexStats((10, 20, 30), 4, 6000, True), recalled_blocks=9, stream_state="live",
-    trusted=True, lag_s=0.5, batches=7, events=8, gaps=1, replays=2, replay_silent=True, restarts=3,
-    overfull=2, contradictions=1, malformed=4, skipped={"group": 5},
+    trusted=True, lag_s=0.5, batches=7, events=8, gaps=1, replays=2, replay_silent=True, silent=True,
+    overfull=2, contradictions=1, predictions=(6, 5, 4), malformed=4, skipped={"group": 5},
 )  # fmt: skip
 SILENT = READY._replace(
     target="b/0", instance="b", state="down", gauges=NO_GAUGES, lag_s=None, skipped={},
@@ -81,7 +81,7 @@ def test_every_reading_of_a_target() -> None:
         "warmroute_stream_gaps_total": 1,
         "warmroute_stream_replays_total": 2,
         "warmroute_stream_replay_silent": 1,
-        "warmroute_stream_restarts_total": 3,
+        "warmroute_stream_silent": 1,
         "warmroute_stream_overfull_total": 2,
         "warmroute_stream_contradictions_total": 1,
         "warmroute_stream_decode_errors_total": 4,
@@ -102,6 +102,17 @@ def test_what_is_not_known_has_no_sample() -> None:
 def test_a_slowdown_is_the_instances() -> None:
     now = RouterSnapshot([READY, READY._replace(target="a/1"), SILENT])
     assert values(now, engine="a")["warmroute_engine_slowdown_ratio"] == 4.8
+
+
+def test_restarts_are_the_instances() -> None:
+    assert samples(RouterSnapshot(restarts={"a": 3}), "engine_restarts") == {
+        ("warmroute_engine_restarts_total", "a"): 3
+    }
+
+
+def test_predictions_by_their_outcome() -> None:
+    found = samples(RouterSnapshot([READY]), "overlap_predictions")
+    assert {labels[-1]: value for labels, value in found.items()} == {"kept": 6, "broken": 5, "missed": 4}
 
 
 def test_states_are_one_of_all() -> None:
