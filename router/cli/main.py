@@ -196,14 +196,12 @@ def check(file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, read
     """Check a configuration, policy, experiment, profile, trouble or game day; print it with all defaults."""
     from router.config.reader import dump_yaml, load_policies, read_any
     from router.config.schema import Config, PolicyConfig
-    from router.scheduling.policy.admission_rules import build_rule
     from router.scheduling.policy.policy import build_policies, build_policy
 
     checked = read_any(file)
     if isinstance(checked, Config):
         policies = load_policies(checked)
         build_policies(policies)
-        build_rule(checked.admission)
         sys.stdout.write(dump_yaml(checked, policies))
     else:
         if isinstance(checked, PolicyConfig):

@@ -11,9 +11,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from router.config.pem_files import PemFault, find_ca_fault, load_pair
 from router.config.schema import Config, EventSource, InstanceConfig
 from router.config.sections.base import WILDCARDS, split_base_url, url_host
 from router.config.sections.discovery import KubernetesConfig
+from router.config.sections.listeners import TlsConfig
 from router.config.sections.replicas import ReplicasConfig
 from router.config.yaml_source import YamlPath, YamlProblem
 
@@ -29,6 +31,8 @@ def check_references(config: Config) -> list[YamlProblem]:
         *_check_fleet(config),
         *_check_tokenizers(config),
         *_check_paths(config),
+        *_check_tls(config),
+        *find_shared_ports(config),
         *_check_variable(("index", "key_secret_env"), config.index.key_secret_env),
         *_check_wake(config),
         *_check_replicas(config.replicas),
@@ -42,6 +46,7 @@ def check_instances(instances: Sequence[InstanceConfig], path: YamlPath = ()) ->
     addresses = [split_base_url(instance.url) for instance in instances]
     times = Counter(id for id, _ in {(instance.id, at) for instance, at in zip(instances, addresses, strict=True)})
     listed: dict[tuple[str, int], InstanceConfig] = {}
+    cas: set[str | None] = {None}
     for i, instance in enumerate(instances):
         if (first := listed.setdefault(addresses[i], instance)) is not instance:
             yield YamlProblem(
@@ -49,7 +54,9 @@ def check_instances(instances: Sequence[InstanceConfig], path: YamlPath = ()) ->
                 f'found the address of instance "{first.id}" again, wanted one instance per engine: '
                 "else its load and its cache are counted twice; remove one of the two entries",
             )
-        yield from _check_file((*path, i, "ca_file"), instance.ca_file)
+        if instance.ca_file not in cas:  # most often one file for all engines
+            cas.add(instance.ca_file)
+            yield from _check_ca((*path, i, "ca_file"), instance.ca_file)
         yield from _check_variable((*path, i, "api_key_env"), instance.api_key_env)
         if times[instance.id] > 1:
             yield YamlProblem((*path, i), f'two instances are called "{instance.id}": give each its own `name`')
@@ -97,7 +104,7 @@ def _check_fleet(config: Config) -> Iterator[YamlProblem]:
         yield YamlProblem(("fleet",), "no engines: give at least one of instances, file, dns, kubernetes and embedded")
     yield from check_instances(fleet.instances, ("fleet", "instances"))
     if fleet.dns is not None:
-        yield from _check_file(("fleet", "dns", "ca_file"), fleet.dns.ca_file)
+        yield from _check_ca(("fleet", "dns", "ca_file"), fleet.dns.ca_file)
         yield from _check_variable(("fleet", "dns", "api_key_env"), fleet.dns.api_key_env)
     if fleet.kubernetes is not None:
         yield from _check_kubernetes(fleet.kubernetes)
@@ -107,7 +114,7 @@ def _check_wake(config: Config) -> Iterator[YamlProblem]:
     for name, model in ({} if config.wake is None else config.wake.models).items():
         if model.webhook is not None:
             path = "wake", "models", name, "webhook"
-            yield from _check_file((*path, "ca_file"), model.webhook.ca_file)
+            yield from _check_ca((*path, "ca_file"), model.webhook.ca_file)
             yield from _check_variable((*path, "token_env"), model.webhook.token_env)
         elif model.deployment is None and config.keda is None:
             yield YamlProblem(("wake", "models", name), "give one of webhook and deployment; or `keda`: KEDA starts it")
@@ -121,8 +128,8 @@ def _check_kubernetes(config: KubernetesConfig) -> Iterator[YamlProblem]:
         yield YamlProblem((*path, "ports"), "a port is given twice")
     if config.api is not None:
         yield from _check_file((*path, "api", "token_file"), config.api.token_file)
-        yield from _check_file((*path, "api", "ca_file"), config.api.ca_file)
-    yield from _check_file((*path, "ca_file"), config.ca_file)
+        yield from _check_ca((*path, "api", "ca_file"), config.api.ca_file)
+    yield from _check_ca((*path, "ca_file"), config.ca_file)
     yield from _check_variable((*path, "api_key_env"), config.api_key_env)
 
 
@@ -147,16 +154,14 @@ def _check_tokenizers(config: Config) -> Iterator[YamlProblem]:
 def _examine_folder(folder: Path) -> str | None:
     """Return why there is no tokenizer in a model folder; None if there is one."""
     if not folder.is_dir():
-        return f"no such folder: {folder}"
+        return _describe_missing_folder(str(folder))
     if any(any(folder.glob(name)) for name in TOKENIZER_FILES):
         return None
-    return f"no {', '.join(TOKENIZER_FILES[:-1])} or {TOKENIZER_FILES[-1]} in {folder}"
+    wanted = f"{', '.join(TOKENIZER_FILES[:-1])} or {TOKENIZER_FILES[-1]}"
+    return f"found no tokenizer in {folder}, wanted {wanted}: give the folder that the engine loads its model from"
 
 
 def _check_paths(config: Config) -> Iterator[YamlProblem]:
-    if config.listen.tls is not None:
-        yield from _check_file(("listen", "tls", "cert_file"), config.listen.tls.cert_file)
-        yield from _check_file(("listen", "tls", "key_file"), config.listen.tls.key_file)
     yield from _check_file(("clients", "keys_file"), config.clients.keys_file)
     if config.clients.jwt is not None:
         yield from _check_file(("clients", "jwt", "jwks_file"), config.clients.jwt.jwks_file)
@@ -166,14 +171,76 @@ def _check_paths(config: Config) -> Iterator[YamlProblem]:
     if config.tracing is not None:
         yield from _check_file(("tracing", "headers_file"), config.tracing.headers_file)
     if config.policies_dir is not None and not Path(config.policies_dir).is_dir():
-        yield YamlProblem(("policies_dir",), f"no such folder: {config.policies_dir}")
+        yield YamlProblem(("policies_dir",), _describe_missing_folder(config.policies_dir))
+
+
+def _check_tls(config: Config) -> Iterator[YamlProblem]:
+    sections = {"listen": config.listen, "picker": config.picker, "keda": config.keda}
+    for name, section in sections.items():
+        if section is None or not isinstance(tls := section.tls, TlsConfig):
+            continue
+        path = name, "tls"
+        missing = [
+            *_check_file((*path, "cert_file"), tls.cert_file),
+            *_check_file((*path, "key_file"), tls.key_file),
+        ]
+        yield from missing
+        if not missing and isinstance(fault := load_pair(tls), PemFault):
+            yield YamlProblem((*path, fault.key), fault.text)
+
+
+def find_shared_ports(config: Config) -> Iterator[YamlProblem]:
+    """Yield a problem for each listener whose port another listener of the configuration has."""
+    listeners: dict[str, tuple[str, int | None]] = {
+        "listen.port": (config.listen.host, config.listen.port),
+        "admin.port": (config.admin.host, config.admin.port),
+        "metrics.port": (config.metrics.host, config.metrics.port),
+    }
+    if config.picker is not None:
+        listeners["picker.port"] = config.picker.host, config.picker.port
+        listeners["picker.health_port"] = config.picker.host, config.picker.health_port
+    if config.keda is not None:
+        listeners["keda.port"] = config.keda.host, config.keda.port
+    if config.replicas is not None:
+        listeners["replicas.port"] = config.replicas.host, config.replicas.port
+    taken: dict[int, list[tuple[str, str]]] = {}
+    for key, (host, port) in listeners.items():
+        if not port:  # 0: the system chooses one
+            continue
+        same = (other for other, at in taken.get(port, ()) if at == host or {at, host} & {*WILDCARDS})
+        if (other := next(same, None)) is not None:
+            text = f"found {port}, which is {other} too, wanted a port of its own"
+            yield YamlProblem(tuple(key.split(".")), text)
+        taken.setdefault(port, []).append((key, host))
 
 
 def _check_file(path: YamlPath, name: str | None) -> Iterator[YamlProblem]:
-    if name is not None and not Path(name).is_file():
-        yield YamlProblem(path, f"no such file: {name}")
+    if name is not None and (text := _find_file_fault(name)) is not None:
+        yield YamlProblem(path, text)
+
+
+def _check_ca(path: YamlPath, name: str | None) -> Iterator[YamlProblem]:
+    if name is not None and (text := _find_file_fault(name) or find_ca_fault(name)) is not None:
+        yield YamlProblem(path, text)
+
+
+def _find_file_fault(name: str) -> str | None:
+    """Return why there is no file of this name, and what to do; None if there is one."""
+    if Path(name).is_file():
+        return None
+    if Path(name).is_dir():
+        return f"found the folder {name}, wanted a file"
+    if Path(name).exists():
+        return f"{name} is not a regular file, wanted one"
+    return f"no such file: {name}; create it, or correct the path"
+
+
+def _describe_missing_folder(name: str) -> str:
+    if Path(name).exists():
+        return f"found the file {name}, wanted a folder"
+    return f"no such folder: {name}; create it, or correct the path"
 
 
 def _check_variable(path: YamlPath, name: str | None) -> Iterator[YamlProblem]:
     if name is not None and not os.environ.get(name):
-        yield YamlProblem(path, f"the environment variable {name} is not set")
+        yield YamlProblem(path, f"the environment variable {name} is not set: set it for the router's process")

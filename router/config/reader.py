@@ -3,8 +3,8 @@
 Strict, because a misspelt key that is silently ignored costs a night: an unknown key is refused with the nearest
 known one, no value is converted (`port: "8000"` is text, not a number), and what a file refers to (policies,
 certificates, environment variables) must exist. A relative path counts from the folder of the file that contains it
-and is returned absolute, so later code need not know that folder. The parameters of a scorer are not known here:
-the policy checks them when it is built (`router/scheduling/policy/policy.py`).
+and is returned absolute, so later code need not know that folder. Plug-ins that a file names are built once to check
+their names and parameters (`plugins.py`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from router.config.lookup import YAML_SUFFIXES, list_shipped_policies
 from router.config.path_checks import check_instances, check_references
+from router.config.plugins import check_admission, check_config, check_experiment_rules, check_policies, check_policy
 from router.config.schema import MAX_POLICIES, Config, InstanceConfig, PolicyConfig
 from router.config.sections.admission import AdmissionConfig
 from router.config.sections.base import Section
@@ -31,6 +32,7 @@ from router.config.sections.simulation import ProfileFile, TroubleFile
 from router.config.validation_errors import describe_unknown, translate_errors
 from router.config.yaml_source import POLICY, YamlDocument, YamlPath, YamlProblem, load, parse, read_bytes
 from router.errors import MAX_COMPLAINTS, ConfigError
+from scorers.registry import PluginError, Registry, load_registry
 
 T = TypeVar("T")
 
@@ -88,7 +90,7 @@ def read_all(path: Path | str) -> ReadConfig:
 def _read_all(document: YamlDocument) -> ReadConfig:
     config = _validate(document, Config)
     policies: dict[str, PolicyConfig] = {}
-    problems = check_references(config)
+    problems = check_references(config) + check_config(config, _load_registry())
     elsewhere: list[ConfigError] = []
     missing = {problem.path for problem in problems}
     if ("policies_dir",) not in missing:
@@ -137,8 +139,8 @@ def _check_names(names: Collection[tuple[YamlPath, str]], policies: Collection[s
 
 
 def read_policy_file(path: Path | str) -> PolicyConfig:
-    """Read one policy. Raises ConfigError; unknown scorers are found later, when the policy is built."""
-    return _validate(load(Path(path), POLICY), PolicyConfig)
+    """Read one policy. Raises ConfigError."""
+    return _validate_policy(load(Path(path), POLICY))
 
 
 def read_profile_file(path: Path | str) -> ProfileFile:
@@ -162,7 +164,7 @@ def read_gameday_file(path: Path | str) -> GamedayFile:
 
 def parse_policy(text: str, name: str) -> PolicyConfig:
     """Parse one policy from `text`; messages call it `policy NAME`. Raises ConfigError."""
-    return _validate(parse(text, f"policy {name}", limits=POLICY), PolicyConfig)
+    return _validate_policy(parse(text, f"policy {name}", limits=POLICY))
 
 
 def parse_policies(text: str) -> dict[str, PolicyConfig]:
@@ -171,6 +173,7 @@ def parse_policies(text: str) -> dict[str, PolicyConfig]:
     policies = _validate(document := parse(text, "policies", limits=POLICY), kind)
     if not policies:
         raise document.to_error([YamlProblem((), "there is none: wanted at least one policy, by its name")])
+    _require_none(document, check_policies(policies, _load_registry()))
     return policies
 
 
@@ -179,8 +182,9 @@ def parse_experiment(text: str, policies: Collection[str]) -> ExperimentConfig:
     document = parse(text, "experiment", limits=POLICY)
     nested = isinstance(document.data, dict) and "experiment" in document.data
     experiment = _validate(document, ExperimentFile).experiment if nested else _validate(document, ExperimentConfig)
-    if problems := check_experiment_policies(experiment, policies, ("experiment",) if nested else ()):
-        raise document.to_error(problems)
+    path = ("experiment",) if nested else ()
+    unknown = check_experiment_policies(experiment, policies, path)
+    _require_none(document, unknown + check_experiment_rules(experiment, _load_registry(), path))
     return experiment
 
 
@@ -188,7 +192,9 @@ def parse_admission(text: str) -> AdmissionConfig:
     """Parse an `admission` section, with or without that key above it. Raises ConfigError."""
     document = parse(text, "admission", limits=POLICY)
     nested = isinstance(document.data, dict) and "admission" in document.data
-    return _validate(document, AdmissionFile).admission if nested else _validate(document, AdmissionConfig)
+    admission = _validate(document, AdmissionFile).admission if nested else _validate(document, AdmissionConfig)
+    _require_none(document, check_admission(admission, _load_registry(), ("admission",) if nested else ()))
+    return admission
 
 
 def read_any(
@@ -209,9 +215,11 @@ def read_any(
     if "ends_s" in keys:
         return _validate(document, GamedayFile)
     if "scorers" in keys:
-        return _validate(document, PolicyConfig)
+        return _validate_policy(document)
     if keys == {"experiment"}:
-        return _validate(document, ExperimentFile).experiment
+        experiment = _validate(document, ExperimentFile).experiment
+        _require_none(document, check_experiment_rules(experiment, _load_registry(), ("experiment",)))
+        return experiment
     return read_config(path)
 
 
@@ -324,6 +332,26 @@ def _validate(document: YamlDocument, kind: type[T]) -> T:
     except ValidationError as error:
         problems = translate_errors(document.data, kind, error, most=MAX_COMPLAINTS)
         raise document.to_error(problems, error.error_count() - len(problems)) from None
+
+
+def _validate_policy(document: YamlDocument) -> PolicyConfig:
+    policy = _validate(document, PolicyConfig)
+    _require_none(document, check_policy(policy, _load_registry()))
+    return policy
+
+
+def _require_none(document: YamlDocument, problems: list[YamlProblem]) -> None:
+    """Raises ConfigError if there is a problem."""
+    if problems:
+        raise document.to_error(problems)
+
+
+def _load_registry() -> Registry:
+    """Return the installed plug-ins. Raises ConfigError if two have one name."""
+    try:
+        return load_registry()
+    except PluginError as error:
+        raise ConfigError(f"installed plug-ins: {error}; uninstall one of the packages") from error
 
 
 @contextmanager

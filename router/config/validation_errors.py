@@ -18,7 +18,8 @@ from pydantic_core import ErrorDetails
 from router.config.yaml_source import YamlPath, YamlProblem
 from router.errors import list_names, quote_name
 
-SECRET_KEYS = {"hash", "url", "endpoint", "replay_endpoint"}
+SECRET_KEYS = {"hash", "token_hash", "url", "jwks_url", "endpoint", "replay_endpoint"}
+SECRET_KEYS |= {"api_key_env", "key_secret_env", "secret_env", "token_env"}
 
 EXPECTATIONS: dict[str, Callable[[dict[str, Any]], str]] = {
     "model_type": lambda limits: "a mapping",
@@ -33,7 +34,6 @@ EXPECTATIONS: dict[str, Callable[[dict[str, Any]], str]] = {
     "greater_than": lambda limits: f"more than {limits['gt']:g}",
     "greater_than_equal": lambda limits: f"at least {limits['ge']:g}",
     "less_than_equal": lambda limits: f"at most {limits['le']:g}",
-    "string_pattern_mismatch": lambda limits: f"text like {limits['pattern']}",
     "too_short": lambda limits: f"at least {limits['min_length']} of them",
     "too_long": lambda limits: f"at most {limits['max_length']} of them",
 }

@@ -207,8 +207,12 @@ def _override(
     admin_port: int | None = None,
     workers: int | None = None,
 ) -> Config:
-    """Return `settings` with the values of the command line instead. Raises ConfigError for an unknown policy."""
+    """Return `settings` with the values of the command line instead. Raises ConfigError for an unknown policy, and for
+    a port that two listeners would have.
+    """
+    from router.config.path_checks import find_shared_ports
     from router.config.reader import select_policy
+    from router.config.yaml_source import format_path
 
     changes: dict[str, object] = {} if workers is None else {"workers": workers}
     if port is not None:
@@ -216,6 +220,8 @@ def _override(
     if admin_port is not None:
         changes["admin"] = settings.admin.model_copy(update={"port": admin_port})
     settings = settings.model_copy(update=changes)
+    if (problem := next(find_shared_ports(settings), None)) is not None:
+        raise ConfigError(f"{format_path(problem.path)}: {problem.text}: change --port or --admin-port")
     return settings if policy is None else select_policy(settings, policy)
 
 

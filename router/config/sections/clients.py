@@ -6,10 +6,11 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from router.config.sections.base import PathName, Positive, Seconds, Section
+from router.config.sections.base import PathName, Positive, Seconds, Section, Shape
 
 DEFAULT_CLASS = "default"
 MAX_NAME_CHARS = 128
+HEADER_NAME = Shape(r"^[A-Za-z0-9-]+$", "the name of a header, such as X-Tenant")
 
 
 def is_client_name(name: str) -> bool:
@@ -39,7 +40,7 @@ class JwtConfig(Section):
     """value that `aud` must have or contain"""
     jwks_file: PathName | None = None
     """JSON Web Key Set with the provider's public keys, read again when it changes"""
-    jwks_url: str | None = Field(default=None, pattern=r"^https?://[^\s#]+$")
+    jwks_url: Annotated[str, Shape(r"^https?://[^\s#]+$", "a URL such as https://idp.example.org/keys")] | None = None
     """where the provider publishes that set; give one of both"""
     refresh_s: Seconds = 600.0
     """interval at which `jwks_url` is fetched again, seconds; earlier, at most every 10 s, for a key that is
@@ -116,7 +117,7 @@ class ClientsConfig(Section):
     tenant may have several keys; null: no API keys"""
     jwt: JwtConfig | None = None
     """accept signed tokens; null: none"""
-    tenant_header: str | None = Field(default=None, pattern=r"^[A-Za-z0-9-]+$")
+    tenant_header: Annotated[str, HEADER_NAME] | None = None
     """header in which a proxy of `listen.trusted_proxies` (or a gateway, for `picker`) names the tenant of a
     request; from others it is ignored; null: none
     """

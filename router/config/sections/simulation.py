@@ -17,10 +17,10 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from router.config.sections.base import Positive, Section
+from router.config.sections.base import SOME_TEXT, Positive, Section
 
 Source = Annotated[
-    str, Field(pattern=r"\S", description="where it was published, how it was measured, or what it follows from")
+    str, SOME_TEXT, Field(description="where it was published, how it was measured, or what it follows from")
 ]
 
 
@@ -45,7 +45,7 @@ class SourcedSize(Section):
 class ProfileFile(Section):
     """One instance, all of its GPUs together."""
 
-    about: str = Field(pattern=r"\S")
+    about: Annotated[str, SOME_TEXT]
     """which model on which hardware, and what the numbers have in common"""
     kv_tokens: SourcedCount
     """capacity of the KV cache, tokens"""
