@@ -13,6 +13,7 @@ from urllib.parse import quote, urlsplit
 
 import httpx
 
+from router.backends.failure import describe_failure
 from router.errors import ConfigError, WarmrouteError
 
 DEFAULT = "http://127.0.0.1:8001"
@@ -69,11 +70,12 @@ class AdminClient:
             with httpx.Client(headers=self._headers, timeout=TIMEOUT_S, trust_env=False) as client:
                 response = client.request(method, url, **call)
         except httpx.ConnectError as refused:
+            reason = describe_failure(refused)
             raise WarmrouteError(
-                f"cannot connect to {self._url}: check that a router is running, and --admin"
+                f"cannot connect to {self._url}: {reason}; check that a router is running, and --admin"
             ) from refused
         except httpx.HTTPError as failure:
-            raise WarmrouteError(f"{self._url}: {str(failure) or type(failure).__name__}") from failure
+            raise WarmrouteError(f"{self._url}: {describe_failure(failure)}; check --admin") from failure
         if response.is_success:
             return response
         kind = ConfigError if response.status_code in INPUT_ERRORS else WarmrouteError

@@ -165,14 +165,14 @@ class AdminRouter:
     def _read_figures(self) -> TrafficFigures:
         import httpx
 
+        from router.backends.failure import describe_failure
         from router.operate.rollout.figures import read_figures
 
         try:
             answer = httpx.get(self._metrics_url, timeout=METRICS_TIMEOUT_S, trust_env=False)
             return read_figures(answer.raise_for_status().text)
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as failure:
-            reason = str(failure) or type(failure).__name__
-            raise WarmrouteError(f"--metrics: {self._metrics_url}: {reason}") from failure
+            raise WarmrouteError(f"--metrics: {self._metrics_url}: {describe_failure(failure)}") from failure
 
 
 def command_starter(command: str) -> Callable[[EngineReading], subprocess.Popen[bytes]]:
