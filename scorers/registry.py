@@ -129,8 +129,12 @@ class Registry:
         if name in self.outside[kind]:
             return _check_class(kind, name, _import(kind, self.outside[kind][name]))
         known = self.names(kind)
-        hint = suggest(name, known) or f"; known names: {', '.join(known)}"
+        hint = self._find_kind(name) or suggest(name, known) or f"; known names: {', '.join(known)}"
         raise PluginError(f"unknown {_label(kind)} {name!r}{hint}")
+
+    def _find_kind(self, name: str) -> str:
+        """Return ` (it is one of the filters)` if `name` is a plug-in of another kind, else an empty string."""
+        return next((f" (it is one of the {_label(kind)}s)" for kind in GROUPS if name in self.names(kind)), "")
 
 
 def load_registry() -> Registry:

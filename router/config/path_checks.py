@@ -20,6 +20,7 @@ from router.config.sections.replicas import ReplicasConfig
 from router.config.yaml_source import YamlPath, YamlProblem
 
 SHORTEST_SECRET = 16
+LISTENERS = "listen", "admin", "metrics", "picker", "keda", "replicas"
 TOKENIZER_FILES = ("tokenizer.json", "tekken.json", "tokenizer.model.v*", "tiktoken.model")
 
 
@@ -59,12 +60,12 @@ def check_instances(instances: Sequence[InstanceConfig], path: YamlPath = ()) ->
             yield from _check_ca((*path, i, "ca_file"), instance.ca_file)
         yield from _check_variable((*path, i, "api_key_env"), instance.api_key_env)
         if times[instance.id] > 1:
-            yield YamlProblem((*path, i), f'two instances are called "{instance.id}": give each its own `name`')
+            yield YamlProblem((*path, i), f'found two instances called "{instance.id}": give each its own `name`')
         yield from _check_transfer((*path, i, "transfer"), instance)
         if isinstance(instance.kv_events, list):
             ranks = Counter(source.rank for source in instance.kv_events)
             for rank in (rank for rank, count in ranks.items() if count > 1):
-                yield YamlProblem((*path, i, "kv_events"), f"rank {rank} is given twice")
+                yield YamlProblem((*path, i, "kv_events"), f"found rank {rank} twice, wanted each rank once")
             for j, source in enumerate(instance.kv_events):
                 yield from _check_endpoints((*path, i, "kv_events", j), source, instance)
 
@@ -89,19 +90,25 @@ def _check_transfer(path: YamlPath, instance: InstanceConfig) -> Iterator[YamlPr
     if instance.role == "both":
         return
     if instance.transfer is None:
-        yield YamlProblem(path, f"role {instance.role} needs it: give `transfer: {{protocol: ...}}`")
+        yield YamlProblem(
+            path, f"missing, wanted with role {instance.role}: give `transfer: {{protocol: nixl}}` or mooncake"
+        )
     elif (
         instance.role == "prefill"
         and instance.transfer.protocol == "mooncake"
         and instance.transfer.bootstrap_url is None
     ):
-        yield YamlProblem(path, "a prefill instance with protocol mooncake needs `bootstrap_url`")
+        yield YamlProblem(
+            path, "found no bootstrap_url, which a prefill instance with protocol mooncake needs: give it"
+        )
 
 
 def _check_fleet(config: Config) -> Iterator[YamlProblem]:
     fleet = config.fleet
     if not fleet.has_sources and fleet.embedded is None and config.stack is None:
-        yield YamlProblem(("fleet",), "no engines: give at least one of instances, file, dns, kubernetes and embedded")
+        yield YamlProblem(
+            ("fleet",), "found no engines, wanted at least one of instances, file, dns, kubernetes and embedded"
+        )
     yield from check_instances(fleet.instances, ("fleet", "instances"))
     if fleet.dns is not None:
         yield from _check_ca(("fleet", "dns", "ca_file"), fleet.dns.ca_file)
@@ -117,15 +124,19 @@ def _check_wake(config: Config) -> Iterator[YamlProblem]:
             yield from _check_ca((*path, "ca_file"), model.webhook.ca_file)
             yield from _check_variable((*path, "token_env"), model.webhook.token_env)
         elif model.deployment is None and config.keda is None:
-            yield YamlProblem(("wake", "models", name), "give one of webhook and deployment; or `keda`: KEDA starts it")
+            yield YamlProblem(
+                ("wake", "models", name),
+                "found neither, wanted one of webhook and deployment; or `keda`: KEDA starts it",
+            )
 
 
 def _check_kubernetes(config: KubernetesConfig) -> Iterator[YamlProblem]:
     path = "fleet", "kubernetes"
     if (config.selector is None) == (config.inference_pool is None):
-        yield YamlProblem(path, "give one of selector and inference_pool")
+        found = "neither" if config.selector is None else "both"
+        yield YamlProblem(path, f"found {found}, wanted one of selector and inference_pool")
     if len(set(config.ports)) < len(config.ports):
-        yield YamlProblem((*path, "ports"), "a port is given twice")
+        yield YamlProblem((*path, "ports"), "found a port twice: remove one")
     if config.api is not None:
         yield from _check_file((*path, "api", "token_file"), config.api.token_file)
         yield from _check_ca((*path, "api", "ca_file"), config.api.ca_file)
@@ -136,12 +147,14 @@ def _check_kubernetes(config: KubernetesConfig) -> Iterator[YamlProblem]:
 def _check_replicas(config: ReplicasConfig | None) -> Iterator[YamlProblem]:
     if config is None:
         return
-    if (bool(config.peers), config.dns is not None, config.selector is not None).count(True) != 1:
-        yield YamlProblem(("replicas",), "give one of peers, dns and selector")
+    if (found := (bool(config.peers), config.dns is not None, config.selector is not None).count(True)) != 1:
+        text = f"found {found or 'none'}, wanted one of peers, dns and selector"
+        yield YamlProblem(("replicas",), text)
     path = "replicas", "secret_env"
     yield from _check_variable(path, config.secret_env)
     if 0 < len(os.environ.get(config.secret_env, "")) < SHORTEST_SECRET:
-        yield YamlProblem(path, f"the secret in {config.secret_env} has fewer than {SHORTEST_SECRET} characters")
+        text = f"the secret in {config.secret_env} has fewer than {SHORTEST_SECRET} characters"
+        yield YamlProblem(path, f"{text}: openssl rand -hex 32 makes one")
 
 
 def _check_tokenizers(config: Config) -> Iterator[YamlProblem]:
@@ -166,7 +179,10 @@ def _check_paths(config: Config) -> Iterator[YamlProblem]:
     if config.clients.jwt is not None:
         yield from _check_file(("clients", "jwt", "jwks_file"), config.clients.jwt.jwks_file)
     if config.clients.tenant_header is not None and not config.listen.trusted_proxies and config.picker is None:
-        yield YamlProblem(("clients", "tenant_header"), "nobody may send it: give listen.trusted_proxies")
+        yield YamlProblem(
+            ("clients", "tenant_header"),
+            "found a header that nobody may send: list the proxies that set it in listen.trusted_proxies",
+        )
     yield from _check_file(("fleet", "file"), config.fleet.file)
     if config.tracing is not None:
         yield from _check_file(("tracing", "headers_file"), config.tracing.headers_file)
@@ -191,27 +207,20 @@ def _check_tls(config: Config) -> Iterator[YamlProblem]:
 
 def find_shared_ports(config: Config) -> Iterator[YamlProblem]:
     """Yield a problem for each listener whose port another listener of the configuration has."""
-    listeners: dict[str, tuple[str, int | None]] = {
-        "listen.port": (config.listen.host, config.listen.port),
-        "admin.port": (config.admin.host, config.admin.port),
-        "metrics.port": (config.metrics.host, config.metrics.port),
-    }
+    sections = {name: getattr(config, name) for name in LISTENERS if getattr(config, name) is not None}
+    keys = [(name, "port") for name in sections]
     if config.picker is not None:
-        listeners["picker.port"] = config.picker.host, config.picker.port
-        listeners["picker.health_port"] = config.picker.host, config.picker.health_port
-    if config.keda is not None:
-        listeners["keda.port"] = config.keda.host, config.keda.port
-    if config.replicas is not None:
-        listeners["replicas.port"] = config.replicas.host, config.replicas.port
-    taken: dict[int, list[tuple[str, str]]] = {}
-    for key, (host, port) in listeners.items():
-        if not port:  # 0: the system chooses one
-            continue
-        same = (other for other, at in taken.get(port, ()) if at == host or {at, host} & {*WILDCARDS})
-        if (other := next(same, None)) is not None:
-            text = f"found {port}, which is {other} too, wanted a port of its own"
-            yield YamlProblem(tuple(key.split(".")), text)
-        taken.setdefault(port, []).append((key, host))
+        keys.append(("picker", "health_port"))
+    for number, (name, key) in enumerate(keys):
+        section, port = sections[name], getattr(sections[name], key)
+        for other_name, other_key in keys[:number]:
+            other = sections[other_name]
+            shares_host = other.host == section.host or {other.host, section.host} & {*WILDCARDS}
+            if port and port == getattr(other, other_key) and shares_host:  # 0: the system chooses one
+                both = [(name, key), (other_name, other_key)]
+                both.sort(key=lambda path: path[1] not in sections[path[0]].model_fields_set)  # the one of the file
+                text = f"found {port}, which is {'.'.join(both[1])} too, wanted a port of its own"
+                yield YamlProblem(both[0], text)
 
 
 def _check_file(path: YamlPath, name: str | None) -> Iterator[YamlProblem]:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple, TypeVar
 
-from router.config.schema import Config, PolicyConfig, SchedulingProfileConfig
+from router.config.schema import FALLBACK_POLICY, Config, PolicyConfig, SchedulingProfileConfig
 from router.config.sections.admission import AdmissionConfig
 from router.config.sections.base import PluginConfig
 from router.config.sections.experiment import ExperimentConfig
@@ -21,6 +21,8 @@ from scorers.contract import Filter, Picker, Plugin, Scorer, Unit
 from scorers.registry import PluginError, Registry
 
 P = TypeVar("P", bound=Plugin)
+
+RESERVED = "found the name of the policy that decides when another fails, wanted another name"
 
 
 class ProfilePlugins(NamedTuple):
@@ -69,7 +71,12 @@ def check_policy(policy: PolicyConfig, registry: Registry, path: YamlPath = ()) 
 
 def check_policies(policies: Mapping[str, PolicyConfig], registry: Registry, path: YamlPath = ()) -> list[YamlProblem]:
     """Return what is wrong with the plug-ins of the policies, by name, at `path`."""
-    return [problem for name, policy in policies.items() for problem in check_policy(policy, registry, (*path, name))]
+    problems = [
+        problem for name, policy in policies.items() for problem in check_policy(policy, registry, (*path, name))
+    ]
+    if FALLBACK_POLICY in policies:
+        problems.append(YamlProblem((*path, FALLBACK_POLICY), RESERVED))
+    return problems
 
 
 def check_admission(admission: AdmissionConfig, registry: Registry, path: YamlPath = ()) -> list[YamlProblem]:

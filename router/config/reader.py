@@ -21,8 +21,15 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from router.config.lookup import YAML_SUFFIXES, list_shipped_policies
 from router.config.path_checks import check_instances, check_references
-from router.config.plugins import check_admission, check_config, check_experiment_rules, check_policies, check_policy
-from router.config.schema import MAX_POLICIES, Config, InstanceConfig, PolicyConfig
+from router.config.plugins import (
+    RESERVED,
+    check_admission,
+    check_config,
+    check_experiment_rules,
+    check_policies,
+    check_policy,
+)
+from router.config.schema import FALLBACK_POLICY, MAX_POLICIES, Config, InstanceConfig, PolicyConfig
 from router.config.sections.admission import AdmissionConfig
 from router.config.sections.base import Section
 from router.config.sections.clients import MAX_NAME_CHARS, is_client_name
@@ -37,6 +44,8 @@ from scorers.registry import PluginError, Registry, load_registry
 T = TypeVar("T")
 
 MAX_KEYS_BYTES = 64 * 1024 * 1024  # of `clients.keys_file`: some 700,000 keys
+KEY_LINE = "the sha256 of a key and the name of its client (`printf %s KEY | sha256sum`)"
+NO_KEY = f"found another text, wanted {KEY_LINE}"
 CLIENT_KEY = re.compile(r"([0-9a-fA-F]{64})\s+(\S.*)")
 
 
@@ -75,9 +84,12 @@ def read_config(path: Path | str) -> Config:
     return read_all(path).config
 
 
-def parse_config(text: str, name: str, folder: Path) -> Config:
-    """Parse the main file from `text`, called `name` in messages; paths start at `folder`. Raises ConfigError."""
-    return _read_all(parse(text, name, folder)).config
+def parse_config(text: str, name: str, folder: Path, *, has_lines: bool = True) -> Config:
+    """Parse the main file from `text`, called `name` in messages; paths start at `folder`. `has_lines`: messages name
+    lines of the text. Raises ConfigError.
+    """
+    document = parse(text, name, folder)
+    return _read_all(document if has_lines else document._replace(first_line=0, lines={})).config
 
 
 def read_all(path: Path | str) -> ReadConfig:
@@ -268,7 +280,11 @@ def load_policies(config: Config) -> dict[str, PolicyConfig]:
     for file in files:
         with _collecting(problems):
             if file.stem in policies:
-                raise ConfigError(f'{file}: there is already a policy "{file.stem}", inline or in another file')
+                raise ConfigError(
+                    f'{file}: there is already a policy "{file.stem}", inline or in another file: rename one'
+                )
+            if file.stem == FALLBACK_POLICY:
+                raise ConfigError(f"{file}: {RESERVED}")
             policies[file.stem] = read_policy_file(file)
     if problems:
         raise ConfigError(*problems)
@@ -294,7 +310,9 @@ def parse_client_keys(content: bytes, where: str) -> dict[str, str]:
     try:
         lines = StringIO(content.decode(), newline=None)
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{where}: is not UTF-8 text (byte {error.start})") from None
+        raise ConfigError(
+            f"{where}: found bytes that are no UTF-8 text (at byte {error.start}), wanted lines of {KEY_LINE}"
+        ) from None
     names: dict[str, str] = {}
     problems: list[str] = []
     for number, line in enumerate(lines, start=1):
@@ -303,13 +321,14 @@ def parse_client_keys(content: bytes, where: str) -> dict[str, str]:
         text = line.partition("#")[0].strip()
         if (match := CLIENT_KEY.fullmatch(text)) is None:
             if text:
-                problems.append(f"{where}:{number}: wanted the sha256 of a key (64 hex digits) and a name")
+                problems.append(f"{where}:{number}: {NO_KEY}")
         elif not is_client_name(match[2]):
             problems.append(f"{where}:{number}: a client's name has 1 to {MAX_NAME_CHARS} printable characters")
         elif names.setdefault(match[1].lower(), match[2]) != match[2]:
-            problems.append(f"{where}:{number}: this key is another client's already")
+            owner = names[match[1].lower()]
+            problems.append(f'{where}:{number}: found a key that "{owner}" has already, wanted one client per key')
     if not names and not problems:  # also while a file is being written
-        problems.append(f"{where}: there is no key in it, so nobody could send requests")
+        problems.append(f"{where}: found no key, so nobody could send requests; wanted lines of {KEY_LINE}")
     if problems:
         raise ConfigError(*problems)
     return names

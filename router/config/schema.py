@@ -48,13 +48,13 @@ MAX_PLUGINS = 64
 """Limit of filters and of scorers in one profile: each costs some microseconds per decision, the shipped policies
 have up to three.
 """
+FALLBACK_POLICY = "fallback"
+"""The name of the policy that decides when another fails; no other may have it."""
 MAX_POLICIES = 256
 """Limit of policies: each is built, described and compared with the others on every change."""
 
 
-ZmqEndpoint = Annotated[
-    str, Shape(r"^(tcp://[^\s/]+:[0-9]{1,5}|ipc://\S+)$", "tcp://HOST:PORT, such as tcp://10.0.0.1:5557, or ipc://PATH")
-]
+ZmqEndpoint = Annotated[str, Shape(r"^(tcp://[^\s/]+:[0-9]{1,5}|ipc://\S+)$", "tcp://HOST:PORT or ipc://PATH")]
 INSTANCE_NAME = Shape(
     r"^[A-Za-z0-9][A-Za-z0-9._:-]*$", "letters, digits, dots, colons, dashes and underscores, a letter or digit first"
 )

@@ -79,7 +79,7 @@ def test_the_first_value_out_of_bounds_is_named() -> None:
     with pytest.raises(ValueError, match=r"b: found -0\.5, wanted at least 0"):
         check_at_least(0, a=0, b=-0.5, c=-1)
     check_above_0(a=0.1, b=2)
-    with pytest.raises(ValueError, match="b: found 0, wanted more than 0"):
+    with pytest.raises(ValueError, match=r"b: found 0, wanted more than 0"):
         check_above_0(a=1, b=0)
 
 

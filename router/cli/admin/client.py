@@ -6,7 +6,6 @@ a `WarmrouteError`: exit codes 2 and 1.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -14,6 +13,7 @@ from urllib.parse import quote, urlsplit
 import httpx
 
 from router.backends.failure import describe_failure
+from router.cli.terminal.variables import read_variable
 from router.errors import ConfigError, WarmrouteError
 
 DEFAULT = "http://127.0.0.1:8001"
@@ -34,10 +34,8 @@ class AdminClient:
         except ValueError:
             valid = False
         if not valid:
-            raise ConfigError(f"--admin: {url}: not a URL of the form http://HOST:PORT")
-        if token_env is not None:
-            if not (token := os.environ.get(token_env)):
-                raise ConfigError(f"--token-env: the environment variable {token_env} is not set")
+            raise ConfigError(f"--admin: found {url}, wanted a URL like {DEFAULT}")
+        if (token := read_variable("--token-env", token_env)) is not None:
             self._headers["authorization"] = f"Bearer {token}"
 
     def get(self, *path: str, **params: Any) -> dict[str, Any]:

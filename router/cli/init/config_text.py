@@ -37,7 +37,7 @@ def config_of_urls(urls: Sequence[str], tokenizers: Sequence[str]) -> Config:
         "tokenizers": {model: {"path": path} for model, path in parse_tokenizers(tokenizers).items()},
         "policies_dir": str(SHIPPED / "policies"),
     }
-    return parse_config(json.dumps(settings), "command line", Path.cwd())
+    return parse_config(json.dumps(settings), "command line", Path.cwd(), has_lines=False)
 
 
 def config_text(

@@ -189,14 +189,15 @@ def _settings_of(urls: list[str], config: Path | None, tokenizers: list[str]) ->
         raise ConfigError(f"--tokenizer: only beside engine URLs; add it to `tokenizers` in {config}")
     settings = read_config(config)
     if not settings.fleet.has_sources:
-        raise ConfigError(f"{config}: fleet: no source of engines; for simulated engines: warmroute fleet")
+        wanted = "instances, file, dns or kubernetes"
+        raise ConfigError(f"{config}: fleet: found no engines, wanted {wanted}; for simulated engines: warmroute fleet")
     return settings
 
 
 def _require(section: T | None, key: str, config: Path | None, command: str) -> T:
     """Return `section`. Raises ConfigError if the configuration does not have it."""
     if section is None:
-        raise ConfigError(f"{config}: {key}: is needed for `warmroute {command}`")
+        raise ConfigError(f"{config}: {key}: missing, and `warmroute {command}` needs it: add the section")
     return section
 
 

@@ -58,7 +58,7 @@ class WakeModelConfig(Section):
     @model_validator(mode="after")
     def _refuse_two_ways(self) -> WakeModelConfig:
         if self.webhook is not None and self.deployment is not None:
-            raise ValueError("give one of webhook and deployment")
+            raise ValueError("found both, wanted one of webhook and deployment")
         return self
 
 

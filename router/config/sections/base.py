@@ -96,7 +96,7 @@ def find_url_fault(url: str) -> str | None:
     except ValueError:
         port_fits = False
     if not port_fits:
-        return "the port is not a number from 1 to 65535"
+        return "found a port that is not a number from 1 to 65535, wanted that of the server"
     if rest != netloc:
         part = {"/": "a path", "?": "a query", "#": "a fragment"}[rest[len(netloc)]]
         return f"found {part} after the port, wanted the URL without it: {scheme}://{netloc}"

@@ -56,7 +56,8 @@ class JwtConfig(Section):
     @model_validator(mode="after")
     def _require_one_source(self) -> JwtConfig:
         if (self.jwks_file is None) == (self.jwks_url is None):
-            raise ValueError("give one of jwks_file and jwks_url")
+            found = "neither" if self.jwks_file is None else "both"
+            raise ValueError(f"found {found}, wanted one of jwks_file and jwks_url")
         return self
 
 
@@ -145,8 +146,9 @@ class ClientsConfig(Section):
         for name, tenant in self.tenants.items():
             if tenant.service_class not in known:
                 listed = ", ".join(sorted(known))
-                raise ValueError(f"tenants.{name}.service_class: there is no {tenant.service_class}; known: {listed}")
+                problem = f'found "{tenant.service_class}", wanted one of service_classes: {listed}'
+                raise ValueError(f"tenants.{name}.service_class: {problem}")
         settings = (self.tenants, self.service_classes, self.isolation != "off", self.usage_file)
         if not self.identifies and any(settings):
-            raise ValueError("tenants cannot be identified: give keys_file, jwt or tenant_header")
+            raise ValueError("found nothing by which tenants are identified, wanted keys_file, jwt or tenant_header")
         return self

@@ -98,7 +98,9 @@ class AdminConfig(Section):
     @model_validator(mode="after")
     def _require_tokens_beyond_loopback(self) -> AdminConfig:
         if not self.tokens and not is_loopback(self.host):
-            raise ValueError(f"open to everyone on {self.host}: list tokens, or set host to 127.0.0.1")
+            raise ValueError(
+                f"host: found {self.host}, which others reach, and no tokens: list some, or set it to 127.0.0.1"
+            )
         return self
 
 

@@ -81,7 +81,7 @@ class FaultWindow(Section):
     @model_validator(mode="after")
     def _check_order(self) -> FaultWindow:
         if self.until_s is not None and self.until_s <= self.from_s:
-            raise ValueError(f"until_s: {self.until_s:g} s is not after from_s, {self.from_s:g} s")
+            raise ValueError(f"until_s: found {self.until_s:g} s, wanted a time after from_s, {self.from_s:g} s")
         return self
 
 

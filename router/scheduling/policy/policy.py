@@ -14,7 +14,7 @@ from math import isfinite
 from typing import Final, NamedTuple
 
 from router.config import schema
-from router.config.plugins import build_plugins
+from router.config.plugins import RESERVED, build_plugins
 from router.config.yaml_source import YamlPath, YamlProblem, format_path
 from router.errors import ConfigError, WarmrouteError, quote_name
 from router.scheduling.policy.decision import FALLBACK, Decision, Part, Term
@@ -197,9 +197,7 @@ def build_policy(
     registry = registry or _load_registry_for(name)
     problems: list[YamlProblem] = []
     if name == FALLBACK:
-        problems.append(
-            YamlProblem((), f"the name {FALLBACK!r} is reserved for the policy that decides when another fails")
-        )
+        problems.append(YamlProblem((), RESERVED))
     whole = _build_profile(spec, registry, problems)
     prefill = None if spec.prefill is None else _build_profile(spec.prefill, registry, problems, ("prefill",))
     decode = None if spec.decode is None else _build_profile(spec.decode, registry, problems, ("decode",))

@@ -166,7 +166,7 @@ def test_fleet_without_an_embedded_section_is_refused(shell: Shell) -> None:
 def test_what_needs_a_stack_section_says_so(shell: Shell) -> None:
     said = shell("stack", "-c", shell.file(MAIN))
     assert said.code == 2
-    assert "stack: is needed" in said.err
+    assert "stack: missing, and `warmroute stack` needs it" in said.err
 
 
 def test_a_stack_whose_router_has_no_port_does_not_start(shell: Shell) -> None:

@@ -122,7 +122,7 @@ def test_paths_come_back_absolute(folder: Path) -> None:
             "needs no file)",
         ),
         ("limits: 5", "1: limits: found the number 5, wanted a mapping"),
-        ("limits:", "1: limits: found nothing, wanted a mapping"),
+        ("limits:", "1: limits: found nothing, wanted a mapping; without the key, its default counts"),
         (
             "limits: {grace_s: {}}",
             "1: limits.grace_s: found a mapping, wanted a number "
@@ -139,7 +139,10 @@ def test_paths_come_back_absolute(folder: Path) -> None:
             '(top-level JSON fields that are removed from client requests)',
         ),
         ("listen:\n  tls: {cert_file: a.pem}", "2: listen.tls.key_file: missing (PEM private key of the listener)"),
-        ("admin:\n  host: 0.0.0.0", "1: admin: open to everyone on 0.0.0.0: list tokens, or set host to 127.0.0.1"),
+        (
+            "admin:\n  host: 0.0.0.0",
+            "2: admin.host: found 0.0.0.0, which others reach, and no tokens: list some, or set it to 127.0.0.1",
+        ),
         (
             "policies: {p: {scorers: []}}",
             "1: policies.p.scorers: found an empty list, wanted at least 1 of them "
@@ -199,7 +202,10 @@ def test_urls_are_bare_and_secrets_are_not_repeated(folder: Path, url: str, prob
 @pytest.mark.parametrize("port", ["70000", "x", ""])
 def test_urls_have_a_port_that_can_be(folder: Path, port: str) -> None:
     (said,) = refusal(folder, f'fleet: {{instances: [{{url: "http://a:{port}"}}]}}\n' + POLICY)
-    assert said == "1: fleet.instances[0].url: the port is not a number from 1 to 65535"
+    assert (
+        said
+        == "1: fleet.instances[0].url: found a port that is not a number from 1 to 65535, wanted that of the server"
+    )
 
 
 def test_a_token_in_the_place_of_its_hash_is_not_repeated(folder: Path) -> None:
@@ -251,13 +257,14 @@ def test_the_secret_of_replicas_is_not_short(folder: Path, monkeypatch: pytest.M
     text = "fleet: {instances: [{url: http://a}]}\nreplicas: {peers: ['10.0.0.1:9004'], secret_env: SHARED}\n" + POLICY
     monkeypatch.setenv("SHARED", "fifteen letters")
     assert refusal(folder, text) == [
-        "2: replicas.secret_env: the secret in SHARED has fewer than 16 characters",
+        "2: replicas.secret_env: the secret in SHARED has fewer than 16 characters: openssl rand -hex 32 makes one",
     ]
     monkeypatch.setenv("SHARED", "sixteen letters!")
     assert read_config(put(folder, text)).replicas is not None
-    for where in ("", "peers: ['10.0.0.1:9004'], selector: app=warmroute, ", "dns: a, selector: b, "):
+    cases = ("none", ""), (2, "peers: ['10.0.0.1:9004'], selector: app=warmroute, "), (2, "dns: a, selector: b, ")
+    for found, where in cases:
         text = f"fleet: {{instances: [{{url: http://a}}]}}\nreplicas: {{{where}secret_env: SHARED}}\n" + POLICY
-        assert refusal(folder, text) == ["2: replicas: give one of peers, dns and selector"]
+        assert refusal(folder, text) == [f"2: replicas: found {found}, wanted one of peers, dns and selector"]
 
 
 def test_a_variable_that_is_set(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,14 +277,14 @@ def test_a_variable_that_is_set(folder: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_who_starts_an_instance(folder: Path) -> None:
     text = "fleet: {{embedded: {{}}}}\nwake: {{models: {{m: {{{}}}}}}}\n" + POLICY.replace("{", "{{").replace("}", "}}")
     both = "deployment: {name: d}, webhook: {url: http://h}"
-    assert refusal(folder, text.format(both)) == ["2: wake.models.m: give one of webhook and deployment"]
-    said = "2: wake.models.m: give one of webhook and deployment; or `keda`: KEDA starts it"
+    assert refusal(folder, text.format(both)) == ["2: wake.models.m: found both, wanted one of webhook and deployment"]
+    said = "2: wake.models.m: found neither, wanted one of webhook and deployment; or `keda`: KEDA starts it"
     assert refusal(folder, text.format("")) == [said]
     assert read_config(put(folder, text.format("") + "keda: {}\n")).keda is not None
 
 
 def test_a_fleet_needs_a_source(folder: Path) -> None:
-    said = "1: fleet: no engines: give at least one of instances, file, dns, kubernetes and embedded"
+    said = "1: fleet: found no engines, wanted at least one of instances, file, dns, kubernetes and embedded"
     assert refusal(folder, "fleet: {health: {interval_s: 1}}\n" + POLICY) == [said]
     assert refusal(folder, POLICY) == [said]
     assert read_config(put(folder, "fleet: {embedded: {}}\n" + POLICY)).fleet.embedded is not None
@@ -287,8 +294,8 @@ def test_two_instances_of_one_name(folder: Path) -> None:
     instances = "    - {url: http://a, name: x}\n    - {url: http://b, name: x}\n"
     said = refusal(folder, "fleet:\n  instances:\n" + instances + POLICY)
     assert said == [
-        '3: fleet.instances[0]: two instances are called "x": give each its own `name`',
-        '4: fleet.instances[1]: two instances are called "x": give each its own `name`',
+        '3: fleet.instances[0]: found two instances called "x": give each its own `name`',
+        '4: fleet.instances[1]: found two instances called "x": give each its own `name`',
     ]
 
 
@@ -325,16 +332,16 @@ def test_the_address_that_an_engine_binds_is_none_to_connect_to(folder: Path) ->
 def test_one_rank_twice(folder: Path) -> None:
     events = "kv_events: [{endpoint: 'tcp://a:1'}, {endpoint: 'tcp://a:2', rank: 0}]"
     said = refusal(folder, f"fleet: {{instances: [{{url: http://a, {events}}}]}}\n" + POLICY)
-    assert said == ["1: fleet.instances[0].kv_events: rank 0 is given twice"]
+    assert said == ["1: fleet.instances[0].kv_events: found rank 0 twice, wanted each rank once"]
 
 
 @pytest.mark.parametrize(
     ("instance", "complaint"),
     [
-        ("role: decode", ".transfer: role decode needs it: give `transfer: {protocol: ...}`"),
+        ("role: decode", ".transfer: missing, wanted with role decode: give `transfer: {protocol: nixl}` or mooncake"),
         (
             "role: prefill, transfer: {protocol: mooncake}",
-            ".transfer: a prefill instance with protocol mooncake needs `bootstrap_url`",
+            ".transfer: found no bootstrap_url, which a prefill instance with protocol mooncake needs: give it",
         ),
         ("role: prefill, transfer: {protocol: nixl}", None),
         ("role: decode, transfer: {protocol: mooncake}", None),
@@ -399,7 +406,7 @@ def test_every_broken_policy_file_is_named(folder: Path) -> None:
     assert said == [
         f"{at}/one.yaml:1: scorers[0].name: missing (registered name, see docs/reference/plugins.md)",
         f"{at}/two.yml:1: the file is empty",
-        f'{at}/warm.yaml: there is already a policy "warm", inline or in another file',
+        f'{at}/warm.yaml: there is already a policy "warm", inline or in another file: rename one',
     ]
 
 
@@ -466,7 +473,7 @@ def test_client_keys(folder: Path) -> None:
 def test_client_keys_that_are_not_hashes_are_not_repeated(folder: Path) -> None:
     put(folder, "sk-plain-key me\n" + "a" * 64 + "\n", "keys")
     said = refusal(folder, MINIMAL + "clients: {keys_file: keys}\n")
-    wanted = "wanted the sha256 of a key (64 hex digits) and a name"
+    wanted = "found another text, wanted the sha256 of a key and the name of its client (`printf %s KEY | sha256sum`)"
     assert said == [f"{folder}/keys:1: {wanted}", f"{folder}/keys:2: {wanted}"]
 
 
@@ -588,7 +595,7 @@ def test_policies_and_experiments_from_texts() -> None:
         ),
         (
             lambda: parse_experiment("experiment:\n  arms: {a: 90, b: 10, c: 1}", ["a", "b", "c"]),
-            "experiment:1: experiment: arms: the shares add up to 101, not 100 (percent)",
+            "experiment:2: experiment.arms: found shares that add up to 101, wanted 100 (percent)",
         ),
     ],
 )

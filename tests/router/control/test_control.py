@@ -201,7 +201,7 @@ async def test_several_policies_all_or_none() -> None:
         ("new", "[" * 3000, "policy new:1: not YAML: nested more than 32 deep"),
         ("new", BROKEN, "policy new:1: scorers[0]: unknown scorer 'nobody'"),
         ("a b", TEXTS["far"], "policy 'a b': a name has 1 to 100 letters, digits, dots, dashes or underscores"),
-        ("fallback", TEXTS["far"], "the name 'fallback' is reserved"),
+        ("fallback", TEXTS["far"], "found the name of the policy that decides when another fails"),
     ],
 )
 async def test_a_wrong_text_changes_nothing_and_is_remembered(name: str, text: str, said: str) -> None:
@@ -363,8 +363,8 @@ async def test_activate_ends_a_running_experiment() -> None:
     [
         ("{arms: {near: 50, fra: 50}}", 'experiment:1: arms.fra: unknown policy "fra": did you mean "far"?'),
         ("experiment:\n  arms: {near: 100}\n  shadows: [x]\n", "experiment:3: experiment.shadows[0]: unknown policy"),
-        ("{arms: {near: 50, far: 40}}", "experiment:1: arms: the shares add up to 90, not 100 (percent)"),
-        ("{arms: {near: -10, far: 110}}", "arms: near has a share of -10; every share must be above 0"),
+        ("{arms: {near: 50, far: 40}}", "experiment:1: arms: found shares that add up to 90, wanted 100 (percent)"),
+        ("{arms: {near: -10, far: 110}}", "arms.near: found the share -10, wanted more than 0"),
         ("{arms: {near: 50, near: 50}}", "experiment:1: arms.near: given twice"),
         ("experiment: {arms: {near: 100}}\nactive: far", "unknown key"),
     ],

@@ -244,7 +244,9 @@ def test_what_does_not_fit_is_refused(spec: dict[str, Any], complaints: list[str
 
 
 def test_the_name_of_the_fallback_is_taken() -> None:
-    with pytest.raises(ConfigError, match=r"policies\.fallback: the name 'fallback' is reserved"):
+    with pytest.raises(
+        ConfigError, match=r"policies\.fallback: found the name of the policy that decides when another fails"
+    ):
         build_policy("fallback", LLMD)
 
 
