@@ -92,7 +92,7 @@ def _locate(data: Any, path: YamlPath, text: str) -> YamlProblem:
     """Return the problem of the section at `path`, at the key that `text` begins with, if it has that key."""
     inner = data
     for step in path:
-        inner = inner[step] if isinstance(inner, list) or step in inner else {}
+        inner = {} if isinstance(inner, dict) and step not in inner else inner[step]
     keys, _, problem = text.partition(": ")
     steps = keys.split(".")
     for step in steps:

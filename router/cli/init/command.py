@@ -29,6 +29,7 @@ def init(
     ] = None,
     policy: Annotated[str, typer.Option(help="policy that decides, see `warmroute policies`")] = "warm",
     port: Annotated[int, typer.Option(min=0, max=65535, help="public port of the router")] = 8000,
+    admin_port: Annotated[int, typer.Option(min=0, max=65535, help="admin port of the router")] = 8001,
     tokenizer: TokenizerOption = None,
     api_key_env: Annotated[
         str | None, typer.Option(help="environment variable with the engines' API key", metavar="NAME")
@@ -42,7 +43,7 @@ def init(
     urls = [url.rstrip("/") for url in urls]
     config_of_urls(urls, tokenizer or [])  # reports wrong URLs and folders before any engine is queried
     surveys = asyncio.run(_survey_all(urls, read_variable("--api-key-env", api_key_env)))
-    text = config_text(surveys, tokenizer or [], policy, port, api_key_env)
+    text = config_text(surveys, tokenizer or [], policy, (port, admin_port), api_key_env)
     parse_config(text, str(output or "init"), (output or Path("-")).absolute().parent)
     from router.cli.terminal.console import PrintableConsole
 

@@ -41,11 +41,21 @@ def config_of_urls(urls: Sequence[str], tokenizers: Sequence[str]) -> Config:
 
 
 def config_text(
-    surveys: Sequence[EngineSurvey], tokenizers: Sequence[str], policy: str, port: int, api_key_env: str | None = None
+    surveys: Sequence[EngineSurvey],
+    tokenizers: Sequence[str],
+    policy: str,
+    ports: tuple[int, int],
+    api_key_env: str | None = None,
 ) -> str:
-    """Return the commented YAML of the configuration; an engine with an error becomes a commented entry."""
-    lines = [HEADER, "listen:", f"  port: {port}", ""]
-    lines += ["admin: # policies, records, metrics; without tokens only on a loopback address", "  port: 8001", ""]
+    """Return the commented YAML of the configuration, with these public and admin `ports`; an engine with an error
+    becomes a commented entry.
+    """
+    lines = [HEADER, "listen:", f"  port: {ports[0]}", ""]
+    lines += [
+        "admin: # policies, records, metrics; without tokens only on a loopback address",
+        f"  port: {ports[1]}",
+        "",
+    ]
     lines += ["fleet:", "  instances:"]
     for survey in surveys:
         lines += _instance(survey, api_key_env)

@@ -53,6 +53,7 @@ def test_plan_put_activate_undo_audit(router: Running, tmp_path: Path) -> None:
     assert router.house.active == "near"
     said = router.said(policy, "audit", "--limit", "2")
     assert "activate mine" in said
+    assert "active: near -> mine" in said
     assert "put policy mine" not in said
     assert "anybody" in said
 
