@@ -20,6 +20,14 @@ REQUIRED = "required"
 """Placeholder for the default of a parameter that has none."""
 
 
+class ParameterError(ValueError):
+    """A parameter has no possible value. `str()` says what is wrong."""
+
+    def __init__(self, parameter: str, problem: str) -> None:
+        super().__init__(problem)
+        self.parameter = parameter
+
+
 class Parameter(NamedTuple):
     """Name, type and default of one plug-in parameter."""
 
@@ -40,37 +48,38 @@ def parameters(plugin: type[Any]) -> dict[str, Parameter]:
 
 
 def check_parameters(plugin: type[Any], params: Mapping[str, object]) -> dict[str, Any]:
-    """Return `params` as keyword arguments of `plugin`. Raises ValueError that names the wrong parameter."""
+    """Return `params` as keyword arguments of `plugin`. Raises ValueError for a missing one, ParameterError for a wrong
+    one."""
     known = parameters(plugin)
     for name in params:
         if name not in known:
             has = f"it has {', '.join(known)}" if known else "it has none"
-            raise ValueError(f"unknown parameter {name!r}{suggest(name, known)}; {has}")
+            raise ParameterError(name, f"unknown parameter {name!r}{suggest(name, known)}; {has}")
     for parameter in known.values():
         if parameter.default is REQUIRED and parameter.name not in params:
-            raise ValueError(f"parameter {parameter.name!r} is required")
+            raise ValueError(f"parameter {parameter.name!r}: missing, wanted {parameter.type_name}")
     return {name: _convert(known[name], value) for name, value in params.items()}
 
 
 def check_at_least(least: float, **values: float) -> None:
-    """Raise ValueError that names the first parameter below `least`."""
+    """Raise ParameterError for the first parameter below `least`."""
     for name, value in values.items():
         if value < least:
-            raise ValueError(f"{name}: at least {least}, not {value}")
+            raise ParameterError(name, f"{name}: found {value}, wanted at least {least}")
 
 
 def check_above_0(**values: float) -> None:
-    """Raise ValueError that names the first parameter that is 0 or less."""
+    """Raise ParameterError for the first parameter that is 0 or less."""
     for name, value in values.items():
         if value <= 0:
-            raise ValueError(f"{name}: above 0, not {value}")
+            raise ParameterError(name, f"{name}: found {value}, wanted more than 0")
 
 
 def check_shares(**values: float) -> None:
-    """Raise ValueError that names the first parameter outside [0, 1]."""
+    """Raise ParameterError for the first parameter outside [0, 1]."""
     for name, value in values.items():
         if not 0 <= value <= 1:
-            raise ValueError(f"{name}: a share between 0 and 1, not {value}")
+            raise ParameterError(name, f"{name}: found {value}, wanted a share from 0 to 1")
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
@@ -87,7 +96,8 @@ def _default(field: Field[Any]) -> object:
 
 def _convert(parameter: Parameter, value: Any) -> Any:
     if not _fits(value, parameter.type):
-        raise ValueError(f"parameter {parameter.name!r} must be {parameter.type_name}, not {value!r}")
+        problem = f"parameter {parameter.name!r}: found {value!r}, wanted {parameter.type_name}"
+        raise ParameterError(parameter.name, problem)
     return float(value) if parameter.type is float else value
 
 

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from scorers.admission.contract import AdmissionRule
 from scorers.contract import Filter, Picker, Plugin, Scorer, Unit
-from scorers.parameters import check_parameters, parameters, suggest
+from scorers.parameters import ParameterError, check_parameters, parameters, suggest
 
 P = TypeVar("P", bound=Plugin)
 
@@ -90,7 +90,13 @@ GROUPS: Mapping[type[Plugin], str] = {
 
 
 class PluginError(ValueError):
-    """A plug-in is unknown, offered twice or not importable, or rejects its parameters. `str()` says which."""
+    """A plug-in is unknown, offered twice or not importable, or rejects its parameters. `str()` says which.
+    `parameter` is the one that is rejected; None: another problem.
+    """
+
+    def __init__(self, message: str, parameter: str | None = None) -> None:
+        super().__init__(message)
+        self.parameter = parameter
 
 
 @dataclass(frozen=True)
@@ -111,7 +117,8 @@ class Registry:
         try:
             return plugin(**check_parameters(plugin, params))
         except ValueError as refusal:
-            raise PluginError(f"{_label(kind)} {name}: {refusal}") from refusal
+            parameter = refusal.parameter if isinstance(refusal, ParameterError) else None
+            raise PluginError(f"{_label(kind)} {name}: {refusal}", parameter) from refusal
 
     def find(self, kind: type[P], name: str) -> type[P]:
         """Return the class behind a name. Raises PluginError if the name is unknown or the class is no valid
@@ -122,7 +129,12 @@ class Registry:
         if name in self.outside[kind]:
             return _check_class(kind, name, _import(kind, self.outside[kind][name]))
         known = self.names(kind)
-        raise PluginError(f"unknown {_label(kind)} {name!r}{suggest(name, known)}; known names: {', '.join(known)}")
+        hint = self._find_kind(name) or suggest(name, known) or f"; known names: {', '.join(known)}"
+        raise PluginError(f"unknown {_label(kind)} {name!r}{hint}")
+
+    def _find_kind(self, name: str) -> str:
+        """Return ` (it is one of the filters)` if `name` is a plug-in of another kind, else an empty string."""
+        return next((f" (it is one of the {_label(kind)}s)" for kind in GROUPS if name in self.names(kind)), "")
 
 
 def load_registry() -> Registry:

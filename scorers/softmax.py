@@ -29,7 +29,9 @@ class Softmax(Picker):
     def __post_init__(self) -> None:
         """Raise ValueError if the temperature is not above 0."""
         if self.temperature <= 0:
-            raise ValueError(f"temperature: above 0, not {self.temperature}; for the cheapest row use the picker best")
+            raise ValueError(
+                f"temperature: found {self.temperature}, wanted more than 0; for the cheapest row use the picker best"
+            )
 
     def pick(self, view: View, costs: Sequence[float]) -> int:
         return draw_soft(view.seed, view.number, view.rows, costs, self.temperature)

@@ -7,7 +7,7 @@ call costs as much as a routed request.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 ANSWER_BYTES = 1024 * 1024  # of most answers; vLLM's largest has 1,000 adapters in 0.4 MB
 
@@ -20,8 +20,11 @@ class HttpAnswer(NamedTuple):
     oversized: bool = False
 
 
-NoAnswer = Literal["late", "failed"]
-"""Why there is no answer: `late`, the instance was reached and stayed silent; `failed`, anything else."""
+class NoAnswer(NamedTuple):
+    """Why there is no answer. `late`: the instance was reached and stayed silent."""
+
+    reason: str
+    late: bool = False
 
 
 class Fetch(Protocol):

@@ -196,14 +196,12 @@ def check(file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, read
     """Check a configuration, policy, experiment, profile, trouble or game day; print it with all defaults."""
     from router.config.reader import dump_yaml, load_policies, read_any
     from router.config.schema import Config, PolicyConfig
-    from router.scheduling.policy.admission_rules import build_rule
     from router.scheduling.policy.policy import build_policies, build_policy
 
     checked = read_any(file)
     if isinstance(checked, Config):
         policies = load_policies(checked)
         build_policies(policies)
-        build_rule(checked.admission)
         sys.stdout.write(dump_yaml(checked, policies))
     else:
         if isinstance(checked, PolicyConfig):
@@ -214,7 +212,10 @@ def check(file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, read
 def _check_exclusive(*pairs: tuple[object, object]) -> None:
     """Raises ConfigError if both options of a pair are given."""
     if any(one and other for one, other in pairs):
-        raise ConfigError("load: one of --agents (closed loop) and --rate (open loop), one of --preset and --workload")
+        raise ConfigError(
+            "load: found options that exclude each other, wanted one of --agents (closed loop) and --rate (open loop), "
+            "and one of --preset and --workload"
+        )
 
 
 def _run_engine(settings: dict[str, Any], options: str) -> None:
@@ -225,12 +226,19 @@ def _run_engine(settings: dict[str, Any], options: str) -> None:
     """
     import msgspec
 
+    from router.config.validation_errors import describe_unknown
     from router.lab.emulator.options import EngineOptions
     from router.lab.emulator.server import run_engine
 
     try:
-        run_engine(msgspec.convert(settings | msgspec.json.decode(options, type=dict), EngineOptions))
+        given = msgspec.json.decode(options, type=dict)
     except msgspec.DecodeError as error:
+        raise ConfigError(f'--options: found {error}, wanted a JSON object like {{"block_tokens": 16}}') from error
+    for name in given.keys() - {*EngineOptions.__struct_fields__}:
+        raise ConfigError(f"--options: {describe_unknown('option', name, EngineOptions.__struct_fields__)}")
+    try:
+        run_engine(msgspec.convert(settings | given, EngineOptions))
+    except msgspec.ValidationError as error:
         raise ConfigError(f"--options: {error}") from error
     except OSError as failure:
         raise WarmrouteError(f"warmroute engine: {failure}") from failure

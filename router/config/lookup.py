@@ -40,8 +40,9 @@ def list_shipped_policies() -> dict[str, Path]:
     return list_files(SHIPPED / "policies")
 
 
-def resolve_file(kind: str, name: str, *folders: Path) -> Path:
-    """Return the file that `--kind name` means; a path is returned as it is, whether the file exists or not.
+def resolve_file(kind: str, name: str, *folders: Path, option: str | None = None) -> Path:
+    """Return the file that `name` means; a path is returned as it is, whether the file exists or not. `option` is what
+    messages name; None: `--kind`.
 
     Raises ConfigError with the nearest or all known names when no folder has a file of that name.
     """
@@ -50,7 +51,9 @@ def resolve_file(kind: str, name: str, *folders: Path) -> Path:
     known = list_files(*folders)
     if name not in known:
         where = " and ".join("shipped" if SHIPPED in at.parents else str(at.absolute()) for at in folders)
-        raise ConfigError(f"--{kind}: {describe_unknown(kind, name, known)} (in {where}); or give a file (.yaml)")
+        raise ConfigError(
+            f"{option or f'--{kind}'}: {describe_unknown(kind, name, known)} (in {where}); or give a file (.yaml)"
+        )
     return known[name]
 
 

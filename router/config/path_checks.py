@@ -11,13 +11,16 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from router.config.pem_files import PemFault, find_ca_fault, load_pair
 from router.config.schema import Config, EventSource, InstanceConfig
 from router.config.sections.base import WILDCARDS, split_base_url, url_host
 from router.config.sections.discovery import KubernetesConfig
+from router.config.sections.listeners import TlsConfig
 from router.config.sections.replicas import ReplicasConfig
 from router.config.yaml_source import YamlPath, YamlProblem
 
 SHORTEST_SECRET = 16
+LISTENERS = "listen", "admin", "metrics", "picker", "keda", "replicas"
 TOKENIZER_FILES = ("tokenizer.json", "tekken.json", "tokenizer.model.v*", "tiktoken.model")
 
 
@@ -29,6 +32,8 @@ def check_references(config: Config) -> list[YamlProblem]:
         *_check_fleet(config),
         *_check_tokenizers(config),
         *_check_paths(config),
+        *_check_tls(config),
+        *find_shared_ports(config),
         *_check_variable(("index", "key_secret_env"), config.index.key_secret_env),
         *_check_wake(config),
         *_check_replicas(config.replicas),
@@ -42,6 +47,7 @@ def check_instances(instances: Sequence[InstanceConfig], path: YamlPath = ()) ->
     addresses = [split_base_url(instance.url) for instance in instances]
     times = Counter(id for id, _ in {(instance.id, at) for instance, at in zip(instances, addresses, strict=True)})
     listed: dict[tuple[str, int], InstanceConfig] = {}
+    cas: set[str | None] = {None}
     for i, instance in enumerate(instances):
         if (first := listed.setdefault(addresses[i], instance)) is not instance:
             yield YamlProblem(
@@ -49,15 +55,17 @@ def check_instances(instances: Sequence[InstanceConfig], path: YamlPath = ()) ->
                 f'found the address of instance "{first.id}" again, wanted one instance per engine: '
                 "else its load and its cache are counted twice; remove one of the two entries",
             )
-        yield from _check_file((*path, i, "ca_file"), instance.ca_file)
+        if instance.ca_file not in cas:  # most often one file for all engines
+            cas.add(instance.ca_file)
+            yield from _check_ca((*path, i, "ca_file"), instance.ca_file)
         yield from _check_variable((*path, i, "api_key_env"), instance.api_key_env)
         if times[instance.id] > 1:
-            yield YamlProblem((*path, i), f'two instances are called "{instance.id}": give each its own `name`')
+            yield YamlProblem((*path, i), f'found two instances called "{instance.id}": give each its own `name`')
         yield from _check_transfer((*path, i, "transfer"), instance)
         if isinstance(instance.kv_events, list):
             ranks = Counter(source.rank for source in instance.kv_events)
             for rank in (rank for rank, count in ranks.items() if count > 1):
-                yield YamlProblem((*path, i, "kv_events"), f"rank {rank} is given twice")
+                yield YamlProblem((*path, i, "kv_events"), f"found rank {rank} twice, wanted each rank once")
             for j, source in enumerate(instance.kv_events):
                 yield from _check_endpoints((*path, i, "kv_events", j), source, instance)
 
@@ -82,22 +90,28 @@ def _check_transfer(path: YamlPath, instance: InstanceConfig) -> Iterator[YamlPr
     if instance.role == "both":
         return
     if instance.transfer is None:
-        yield YamlProblem(path, f"role {instance.role} needs it: give `transfer: {{protocol: ...}}`")
+        yield YamlProblem(
+            path, f"missing, wanted with role {instance.role}: give `transfer: {{protocol: nixl}}` or mooncake"
+        )
     elif (
         instance.role == "prefill"
         and instance.transfer.protocol == "mooncake"
         and instance.transfer.bootstrap_url is None
     ):
-        yield YamlProblem(path, "a prefill instance with protocol mooncake needs `bootstrap_url`")
+        yield YamlProblem(
+            path, "found no bootstrap_url, which a prefill instance with protocol mooncake needs: give it"
+        )
 
 
 def _check_fleet(config: Config) -> Iterator[YamlProblem]:
     fleet = config.fleet
     if not fleet.has_sources and fleet.embedded is None and config.stack is None:
-        yield YamlProblem(("fleet",), "no engines: give at least one of instances, file, dns, kubernetes and embedded")
+        yield YamlProblem(
+            ("fleet",), "found no engines, wanted at least one of instances, file, dns, kubernetes and embedded"
+        )
     yield from check_instances(fleet.instances, ("fleet", "instances"))
     if fleet.dns is not None:
-        yield from _check_file(("fleet", "dns", "ca_file"), fleet.dns.ca_file)
+        yield from _check_ca(("fleet", "dns", "ca_file"), fleet.dns.ca_file)
         yield from _check_variable(("fleet", "dns", "api_key_env"), fleet.dns.api_key_env)
     if fleet.kubernetes is not None:
         yield from _check_kubernetes(fleet.kubernetes)
@@ -107,34 +121,40 @@ def _check_wake(config: Config) -> Iterator[YamlProblem]:
     for name, model in ({} if config.wake is None else config.wake.models).items():
         if model.webhook is not None:
             path = "wake", "models", name, "webhook"
-            yield from _check_file((*path, "ca_file"), model.webhook.ca_file)
+            yield from _check_ca((*path, "ca_file"), model.webhook.ca_file)
             yield from _check_variable((*path, "token_env"), model.webhook.token_env)
         elif model.deployment is None and config.keda is None:
-            yield YamlProblem(("wake", "models", name), "give one of webhook and deployment; or `keda`: KEDA starts it")
+            yield YamlProblem(
+                ("wake", "models", name),
+                "found neither, wanted one of webhook and deployment; or `keda`: KEDA starts it",
+            )
 
 
 def _check_kubernetes(config: KubernetesConfig) -> Iterator[YamlProblem]:
     path = "fleet", "kubernetes"
     if (config.selector is None) == (config.inference_pool is None):
-        yield YamlProblem(path, "give one of selector and inference_pool")
+        found = "neither" if config.selector is None else "both"
+        yield YamlProblem(path, f"found {found}, wanted one of selector and inference_pool")
     if len(set(config.ports)) < len(config.ports):
-        yield YamlProblem((*path, "ports"), "a port is given twice")
+        yield YamlProblem((*path, "ports"), "found a port twice: remove one")
     if config.api is not None:
         yield from _check_file((*path, "api", "token_file"), config.api.token_file)
-        yield from _check_file((*path, "api", "ca_file"), config.api.ca_file)
-    yield from _check_file((*path, "ca_file"), config.ca_file)
+        yield from _check_ca((*path, "api", "ca_file"), config.api.ca_file)
+    yield from _check_ca((*path, "ca_file"), config.ca_file)
     yield from _check_variable((*path, "api_key_env"), config.api_key_env)
 
 
 def _check_replicas(config: ReplicasConfig | None) -> Iterator[YamlProblem]:
     if config is None:
         return
-    if (bool(config.peers), config.dns is not None, config.selector is not None).count(True) != 1:
-        yield YamlProblem(("replicas",), "give one of peers, dns and selector")
+    if (found := (bool(config.peers), config.dns is not None, config.selector is not None).count(True)) != 1:
+        text = f"found {found or 'none'}, wanted one of peers, dns and selector"
+        yield YamlProblem(("replicas",), text)
     path = "replicas", "secret_env"
     yield from _check_variable(path, config.secret_env)
     if 0 < len(os.environ.get(config.secret_env, "")) < SHORTEST_SECRET:
-        yield YamlProblem(path, f"the secret in {config.secret_env} has fewer than {SHORTEST_SECRET} characters")
+        text = f"the secret in {config.secret_env} has fewer than {SHORTEST_SECRET} characters"
+        yield YamlProblem(path, f"{text}: openssl rand -hex 32 makes one")
 
 
 def _check_tokenizers(config: Config) -> Iterator[YamlProblem]:
@@ -147,33 +167,89 @@ def _check_tokenizers(config: Config) -> Iterator[YamlProblem]:
 def _examine_folder(folder: Path) -> str | None:
     """Return why there is no tokenizer in a model folder; None if there is one."""
     if not folder.is_dir():
-        return f"no such folder: {folder}"
+        return _describe_missing_folder(str(folder))
     if any(any(folder.glob(name)) for name in TOKENIZER_FILES):
         return None
-    return f"no {', '.join(TOKENIZER_FILES[:-1])} or {TOKENIZER_FILES[-1]} in {folder}"
+    wanted = f"{', '.join(TOKENIZER_FILES[:-1])} or {TOKENIZER_FILES[-1]}"
+    return f"found no tokenizer in {folder}, wanted {wanted}: give the folder that the engine loads its model from"
 
 
 def _check_paths(config: Config) -> Iterator[YamlProblem]:
-    if config.listen.tls is not None:
-        yield from _check_file(("listen", "tls", "cert_file"), config.listen.tls.cert_file)
-        yield from _check_file(("listen", "tls", "key_file"), config.listen.tls.key_file)
     yield from _check_file(("clients", "keys_file"), config.clients.keys_file)
     if config.clients.jwt is not None:
         yield from _check_file(("clients", "jwt", "jwks_file"), config.clients.jwt.jwks_file)
     if config.clients.tenant_header is not None and not config.listen.trusted_proxies and config.picker is None:
-        yield YamlProblem(("clients", "tenant_header"), "nobody may send it: give listen.trusted_proxies")
+        yield YamlProblem(
+            ("clients", "tenant_header"),
+            "found a header that nobody may send: list the proxies that set it in listen.trusted_proxies",
+        )
     yield from _check_file(("fleet", "file"), config.fleet.file)
     if config.tracing is not None:
         yield from _check_file(("tracing", "headers_file"), config.tracing.headers_file)
     if config.policies_dir is not None and not Path(config.policies_dir).is_dir():
-        yield YamlProblem(("policies_dir",), f"no such folder: {config.policies_dir}")
+        yield YamlProblem(("policies_dir",), _describe_missing_folder(config.policies_dir))
+
+
+def _check_tls(config: Config) -> Iterator[YamlProblem]:
+    sections = {"listen": config.listen, "picker": config.picker, "keda": config.keda}
+    for name, section in sections.items():
+        if section is None or not isinstance(tls := section.tls, TlsConfig):
+            continue
+        path = name, "tls"
+        missing = [
+            *_check_file((*path, "cert_file"), tls.cert_file),
+            *_check_file((*path, "key_file"), tls.key_file),
+        ]
+        yield from missing
+        if not missing and isinstance(fault := load_pair(tls), PemFault):
+            yield YamlProblem((*path, fault.key), fault.text)
+
+
+def find_shared_ports(config: Config) -> Iterator[YamlProblem]:
+    """Yield a problem for each listener whose port another listener of the configuration has."""
+    sections = {name: getattr(config, name) for name in LISTENERS if getattr(config, name) is not None}
+    keys = [(name, "port") for name in sections]
+    if config.picker is not None:
+        keys.append(("picker", "health_port"))
+    for number, (name, key) in enumerate(keys):
+        section, port = sections[name], getattr(sections[name], key)
+        for other_name, other_key in keys[:number]:
+            other = sections[other_name]
+            shares_host = other.host == section.host or {other.host, section.host} & {*WILDCARDS}
+            if port and port == getattr(other, other_key) and shares_host:  # 0: the system chooses one
+                both = [(name, key), (other_name, other_key)]
+                both.sort(key=lambda path: path[1] not in sections[path[0]].model_fields_set)  # the one of the file
+                text = f"found {port}, which is {'.'.join(both[1])} too, wanted a port of its own"
+                yield YamlProblem(both[0], text)
 
 
 def _check_file(path: YamlPath, name: str | None) -> Iterator[YamlProblem]:
-    if name is not None and not Path(name).is_file():
-        yield YamlProblem(path, f"no such file: {name}")
+    if name is not None and (text := _find_file_fault(name)) is not None:
+        yield YamlProblem(path, text)
+
+
+def _check_ca(path: YamlPath, name: str | None) -> Iterator[YamlProblem]:
+    if name is not None and (text := _find_file_fault(name) or find_ca_fault(name)) is not None:
+        yield YamlProblem(path, text)
+
+
+def _find_file_fault(name: str) -> str | None:
+    """Return why there is no file of this name, and what to do; None if there is one."""
+    if Path(name).is_file():
+        return None
+    if Path(name).is_dir():
+        return f"found the folder {name}, wanted a file"
+    if Path(name).exists():
+        return f"{name} is not a regular file, wanted one"
+    return f"no such file: {name}; create it, or correct the path"
+
+
+def _describe_missing_folder(name: str) -> str:
+    if Path(name).exists():
+        return f"found the file {name}, wanted a folder"
+    return f"no such folder: {name}; create it, or correct the path"
 
 
 def _check_variable(path: YamlPath, name: str | None) -> Iterator[YamlProblem]:
     if name is not None and not os.environ.get(name):
-        yield YamlProblem(path, f"the environment variable {name} is not set")
+        yield YamlProblem(path, f"the environment variable {name} is not set: set it for the router's process")

@@ -3,8 +3,8 @@
 Strict, because a misspelt key that is silently ignored costs a night: an unknown key is refused with the nearest
 known one, no value is converted (`port: "8000"` is text, not a number), and what a file refers to (policies,
 certificates, environment variables) must exist. A relative path counts from the folder of the file that contains it
-and is returned absolute, so later code need not know that folder. The parameters of a scorer are not known here:
-the policy checks them when it is built (`router/scheduling/policy/policy.py`).
+and is returned absolute, so later code need not know that folder. Plug-ins that a file names are built once to check
+their names and parameters (`plugins.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,15 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from router.config.lookup import YAML_SUFFIXES, list_shipped_policies
 from router.config.path_checks import check_instances, check_references
-from router.config.schema import MAX_POLICIES, Config, InstanceConfig, PolicyConfig
+from router.config.plugins import (
+    RESERVED,
+    check_admission,
+    check_config,
+    check_experiment_rules,
+    check_policies,
+    check_policy,
+)
+from router.config.schema import FALLBACK_POLICY, MAX_POLICIES, Config, InstanceConfig, PolicyConfig
 from router.config.sections.admission import AdmissionConfig
 from router.config.sections.base import Section
 from router.config.sections.clients import MAX_NAME_CHARS, is_client_name
@@ -31,11 +39,14 @@ from router.config.sections.simulation import ProfileFile, TroubleFile
 from router.config.validation_errors import describe_unknown, translate_errors
 from router.config.yaml_source import POLICY, YamlDocument, YamlPath, YamlProblem, load, parse, read_bytes
 from router.errors import MAX_COMPLAINTS, ConfigError
+from scorers.registry import PluginError, Registry, load_registry
 
 T = TypeVar("T")
 
 FOLLOWED = frozenset({("fleet", "file"), ("clients", "keys_file")})  # keys of files that are read again by themselves
 MAX_KEYS_BYTES = 64 * 1024 * 1024  # of `clients.keys_file`: some 700,000 keys
+KEY_LINE = "the sha256 of a key and the name of its client (`printf %s KEY | sha256sum`)"
+NO_KEY = f"found another text, wanted {KEY_LINE}"
 CLIENT_KEY = re.compile(r"([0-9a-fA-F]{64})\s+(\S.*)")
 
 
@@ -74,9 +85,12 @@ def read_config(path: Path | str) -> Config:
     return read_all(path).config
 
 
-def parse_config(text: str, name: str, folder: Path) -> Config:
-    """Parse the main file from `text`, called `name` in messages; paths start at `folder`. Raises ConfigError."""
-    return _read_all(parse(text, name, folder)).config
+def parse_config(text: str, name: str, folder: Path, *, has_lines: bool = True) -> Config:
+    """Parse the main file from `text`, called `name` in messages; paths start at `folder`. `has_lines`: messages name
+    lines of the text. Raises ConfigError.
+    """
+    document = parse(text, name, folder)
+    return _read_all(document if has_lines else document._replace(first_line=0, lines={})).config
 
 
 def read_all(path: Path | str) -> ReadConfig:
@@ -97,6 +111,7 @@ def _read_all(document: YamlDocument, *, followed: bool = True) -> ReadConfig:
     config = _validate(document, Config)
     policies: dict[str, PolicyConfig] = {}
     problems = [problem for problem in check_references(config) if followed or problem.path not in FOLLOWED]
+    problems += check_config(config, _load_registry())
     elsewhere: list[ConfigError] = []
     missing = {problem.path for problem in problems}
     if ("policies_dir",) not in missing:
@@ -146,8 +161,8 @@ def _check_names(names: Collection[tuple[YamlPath, str]], policies: Collection[s
 
 
 def read_policy_file(path: Path | str) -> PolicyConfig:
-    """Read one policy. Raises ConfigError; unknown scorers are found later, when the policy is built."""
-    return _validate(load(Path(path), POLICY), PolicyConfig)
+    """Read one policy. Raises ConfigError."""
+    return _validate_policy(load(Path(path), POLICY))
 
 
 def read_profile_file(path: Path | str) -> ProfileFile:
@@ -171,7 +186,7 @@ def read_gameday_file(path: Path | str) -> GamedayFile:
 
 def parse_policy(text: str, name: str) -> PolicyConfig:
     """Parse one policy from `text`; messages call it `policy NAME`. Raises ConfigError."""
-    return _validate(parse(text, f"policy {name}", limits=POLICY), PolicyConfig)
+    return _validate_policy(parse(text, f"policy {name}", limits=POLICY))
 
 
 def parse_policies(text: str) -> dict[str, PolicyConfig]:
@@ -180,6 +195,7 @@ def parse_policies(text: str) -> dict[str, PolicyConfig]:
     policies = _validate(document := parse(text, "policies", limits=POLICY), kind)
     if not policies:
         raise document.to_error([YamlProblem((), "there is none: wanted at least one policy, by its name")])
+    _require_none(document, check_policies(policies, _load_registry()))
     return policies
 
 
@@ -188,8 +204,9 @@ def parse_experiment(text: str, policies: Collection[str]) -> ExperimentConfig:
     document = parse(text, "experiment", limits=POLICY)
     nested = isinstance(document.data, dict) and "experiment" in document.data
     experiment = _validate(document, ExperimentFile).experiment if nested else _validate(document, ExperimentConfig)
-    if problems := check_experiment_policies(experiment, policies, ("experiment",) if nested else ()):
-        raise document.to_error(problems)
+    path = ("experiment",) if nested else ()
+    unknown = check_experiment_policies(experiment, policies, path)
+    _require_none(document, unknown + check_experiment_rules(experiment, _load_registry(), path))
     return experiment
 
 
@@ -197,7 +214,9 @@ def parse_admission(text: str) -> AdmissionConfig:
     """Parse an `admission` section, with or without that key above it. Raises ConfigError."""
     document = parse(text, "admission", limits=POLICY)
     nested = isinstance(document.data, dict) and "admission" in document.data
-    return _validate(document, AdmissionFile).admission if nested else _validate(document, AdmissionConfig)
+    admission = _validate(document, AdmissionFile).admission if nested else _validate(document, AdmissionConfig)
+    _require_none(document, check_admission(admission, _load_registry(), ("admission",) if nested else ()))
+    return admission
 
 
 def read_any(
@@ -218,9 +237,11 @@ def read_any(
     if "ends_s" in keys:
         return _validate(document, GamedayFile)
     if "scorers" in keys:
-        return _validate(document, PolicyConfig)
+        return _validate_policy(document)
     if keys == {"experiment"}:
-        return _validate(document, ExperimentFile).experiment
+        experiment = _validate(document, ExperimentFile).experiment
+        _require_none(document, check_experiment_rules(experiment, _load_registry(), ("experiment",)))
+        return experiment
     return read_config(path)
 
 
@@ -269,7 +290,11 @@ def load_policies(config: Config) -> dict[str, PolicyConfig]:
     for file in files:
         with _collecting(problems):
             if file.stem in policies:
-                raise ConfigError(f'{file}: there is already a policy "{file.stem}", inline or in another file')
+                raise ConfigError(
+                    f'{file}: there is already a policy "{file.stem}", inline or in another file: rename one'
+                )
+            if file.stem == FALLBACK_POLICY:
+                raise ConfigError(f"{file}: {RESERVED}")
             policies[file.stem] = read_policy_file(file)
     if problems:
         raise ConfigError(*problems)
@@ -295,7 +320,9 @@ def parse_client_keys(content: bytes, where: str) -> dict[str, str]:
     try:
         lines = StringIO(content.decode(), newline=None)
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{where}: is not UTF-8 text (byte {error.start})") from None
+        raise ConfigError(
+            f"{where}: found bytes that are no UTF-8 text (at byte {error.start}), wanted lines of {KEY_LINE}"
+        ) from None
     names: dict[str, str] = {}
     problems: list[str] = []
     for number, line in enumerate(lines, start=1):
@@ -304,13 +331,14 @@ def parse_client_keys(content: bytes, where: str) -> dict[str, str]:
         text = line.partition("#")[0].strip()
         if (match := CLIENT_KEY.fullmatch(text)) is None:
             if text:
-                problems.append(f"{where}:{number}: wanted the sha256 of a key (64 hex digits) and a name")
+                problems.append(f"{where}:{number}: {NO_KEY}")
         elif not is_client_name(match[2]):
             problems.append(f"{where}:{number}: a client's name has 1 to {MAX_NAME_CHARS} printable characters")
         elif names.setdefault(match[1].lower(), match[2]) != match[2]:
-            problems.append(f"{where}:{number}: this key is another client's already")
+            owner = names[match[1].lower()]
+            problems.append(f'{where}:{number}: found a key that "{owner}" has already, wanted one client per key')
     if not names and not problems:  # also while a file is being written
-        problems.append(f"{where}: there is no key in it, so nobody could send requests")
+        problems.append(f"{where}: found no key, so nobody could send requests; wanted lines of {KEY_LINE}")
     if problems:
         raise ConfigError(*problems)
     return names
@@ -333,6 +361,26 @@ def _validate(document: YamlDocument, kind: type[T]) -> T:
     except ValidationError as error:
         problems = translate_errors(document.data, kind, error, most=MAX_COMPLAINTS)
         raise document.to_error(problems, error.error_count() - len(problems)) from None
+
+
+def _validate_policy(document: YamlDocument) -> PolicyConfig:
+    policy = _validate(document, PolicyConfig)
+    _require_none(document, check_policy(policy, _load_registry()))
+    return policy
+
+
+def _require_none(document: YamlDocument, problems: list[YamlProblem]) -> None:
+    """Raises ConfigError if there is a problem."""
+    if problems:
+        raise document.to_error(problems)
+
+
+def _load_registry() -> Registry:
+    """Return the installed plug-ins. Raises ConfigError if two have one name."""
+    try:
+        return load_registry()
+    except PluginError as error:
+        raise ConfigError(f"installed plug-ins: {error}; uninstall one of the packages") from error
 
 
 @contextmanager

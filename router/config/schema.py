@@ -21,6 +21,8 @@ from router.config.sections.base import (
     Positive,
     Seconds,
     Section,
+    Shape,
+    VariableName,
     split_base_url,
     url_host,
 )
@@ -46,11 +48,16 @@ MAX_PLUGINS = 64
 """Limit of filters and of scorers in one profile: each costs some microseconds per decision, the shipped policies
 have up to three.
 """
+FALLBACK_POLICY = "fallback"
+"""The name of the policy that decides when another fails; no other may have it."""
 MAX_POLICIES = 256
 """Limit of policies: each is built, described and compared with the others on every change."""
 
 
-ZmqEndpoint = Annotated[str, Field(pattern=r"^(tcp://[^\s/]+:[0-9]{1,5}|ipc://\S+)$")]
+ZmqEndpoint = Annotated[str, Shape(r"^(tcp://[^\s/]+:[0-9]{1,5}|ipc://\S+)$", "tcp://HOST:PORT or ipc://PATH")]
+INSTANCE_NAME = Shape(
+    r"^[A-Za-z0-9][A-Za-z0-9._:-]*$", "letters, digits, dots, colons, dashes and underscores, a letter or digit first"
+)
 
 
 class EventSource(Section):
@@ -76,9 +83,9 @@ class TransferProtocol(Section):
 class InstanceConfig(Section):
     url: BaseUrl
     """base URL of the engine, without a path"""
-    name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]*$")
+    name: Annotated[str, INSTANCE_NAME] | None = None
     """id of the instance in logs, metrics and headers; null: host:port of `url`"""
-    api_key_env: str | None = None
+    api_key_env: VariableName | None = None
     """environment variable that holds the engine's API key; null: no key is sent"""
     ca_file: PathName | None = None
     """PEM file of the CA that signed the engine's certificate; null: the system's CAs"""
@@ -253,7 +260,7 @@ class IndexConfig(Section):
     """
     replay_timeout_s: Seconds = 5.0
     """longest wait for a complete replay of missed events, seconds"""
-    key_secret_env: str | None = None
+    key_secret_env: VariableName | None = None
     """environment variable with the secret that seeds block keys; null: that of the snapshot, else random"""
     snapshot_file: PathName | None = None
     """file that the index is saved to and restored from at start; it holds the secret of the block keys, so only

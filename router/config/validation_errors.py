@@ -18,12 +18,15 @@ from pydantic_core import ErrorDetails
 from router.config.yaml_source import YamlPath, YamlProblem
 from router.errors import list_names, quote_name
 
-SECRET_KEYS = {"hash", "url", "endpoint", "replay_endpoint"}
+SECRET_KEYS = {"hash", "token_hash", "url", "jwks_url", "endpoint", "replay_endpoint"}
+SECRET_KEYS |= {"api_key_env", "key_secret_env", "secret_env", "token_env"}
 
 EXPECTATIONS: dict[str, Callable[[dict[str, Any]], str]] = {
     "model_type": lambda limits: "a mapping",
     "dict_type": lambda limits: "a mapping",
     "list_type": lambda limits: "a list",
+    "bool_type": lambda limits: "true or false",
+    "ip_any_network": lambda limits: "a network such as 10.0.0.0/8",
     "int_type": lambda limits: "a whole number",
     "int_from_float": lambda limits: "a whole number",
     "float_type": lambda limits: "a number",
@@ -32,8 +35,10 @@ EXPECTATIONS: dict[str, Callable[[dict[str, Any]], str]] = {
     "literal_error": lambda limits: str(limits["expected"]),
     "greater_than": lambda limits: f"more than {limits['gt']:g}",
     "greater_than_equal": lambda limits: f"at least {limits['ge']:g}",
+    "less_than": lambda limits: f"less than {limits['lt']:g}",
     "less_than_equal": lambda limits: f"at most {limits['le']:g}",
-    "string_pattern_mismatch": lambda limits: f"text like {limits['pattern']}",
+    "string_too_short": lambda limits: f"at least {limits['min_length']} characters",
+    "string_too_long": lambda limits: f"at most {limits['max_length']} characters",
     "too_short": lambda limits: f"at least {limits['min_length']} of them",
     "too_long": lambda limits: f"at most {limits['max_length']} of them",
 }
@@ -74,9 +79,27 @@ def _to_problem(data: Any, kind: Any, finding: ErrorDetails) -> YamlProblem:
     if finding["type"] == "missing":
         return YamlProblem(path, f"missing{meaning}")
     if finding["type"] == "value_error":
-        return YamlProblem(path, str(limits["error"]))
+        return _locate(data, path, str(limits["error"]))
     wanted = EXPECTATIONS[finding["type"]](limits) if finding["type"] in EXPECTATIONS else finding["msg"]
+    if required := [key for key, inner in _fields_at(kind, (*path, "")).items() if inner.is_required()]:
+        wanted += f" with {' and '.join(required)}" if wanted == "a mapping" else ""
+    if finding["input"] is None and field is not None and not field.is_required():
+        meaning += "; without the key, its default counts"
     return YamlProblem(path, f"found {_describe_value(finding['input'], name)}, wanted {wanted}{meaning}")
+
+
+def _locate(data: Any, path: YamlPath, text: str) -> YamlProblem:
+    """Return the problem of the section at `path`, at the key that `text` begins with, if it has that key."""
+    inner = data
+    for step in path:
+        inner = {} if isinstance(inner, dict) and step not in inner else inner[step]
+    keys, _, problem = text.partition(": ")
+    steps = keys.split(".")
+    for step in steps:
+        if not isinstance(inner, dict) or step not in inner:
+            return YamlProblem(path, text)
+        inner = inner[step]
+    return YamlProblem((*path, *steps), problem)
 
 
 def _resolve_path(data: Any, location: YamlPath) -> YamlPath:
@@ -135,4 +158,5 @@ def _describe_value(value: Any, name: str) -> str:
         return "a list" if value else "an empty list"
     if isinstance(value, int | float):
         return f"the number {value}"
-    return "other text" if name in SECRET_KEYS else f'the text "{quote_name(value)}"'
+    may_be_secret = name in SECRET_KEYS or ("://" in value and "@" in value)
+    return "other text" if may_be_secret else f'the text "{quote_name(value)}"'

@@ -42,6 +42,13 @@ ms.
 POLICY = SizeLimits(128 * 1024, 5_000)
 """A policy file, or what is sent to the admin API; the shipped policies have up to 1,200 bytes and 20 values."""
 
+SYNTAX_HINTS = {
+    "'\\t'": ": indent with spaces, not with tabs",
+    "<stream end>": ": close the bracket or quotation that is still open",
+    "mapping values are not allowed": ": indent keys of one section alike, and quote a text that contains `: `",
+}
+"""What to look for, by a part of PyYAML's message."""
+
 MAX_DEPTH = 32
 """Limit of nesting; no key of the configuration is deeper than 8."""
 
@@ -59,7 +66,7 @@ class YamlDocument(NamedTuple):
 
     name: str  # file name, or what messages call the text
     data: Any
-    first_line: int  # of `data`; lines count from 1
+    first_line: int  # of `data`; lines count from 1, and 0 with no `lines`: messages name none
     lines: dict[tuple[int, str | int], int]  # by a mapping's or list's id() in `data`, and key or position in it
     folder: Path | None = None  # base of relative paths; None: the text did not come from a file
 
@@ -78,8 +85,8 @@ class YamlDocument(NamedTuple):
         `omitted`: further problems that are not among them.
         """
         located = dict.fromkeys(sorted((p.line or self.line(p.path), format_path(p.path), p.text) for p in problems))
-        texts = [f"{line}: {path}: {text}" if path else f"{line}: {text}" for line, path, text in located]
-        return ConfigError(*(f"{self.name}:{text}" for text in texts), omitted=omitted)
+        texts = ((f"{self.name}:{line}" if line else self.name, path, text) for line, path, text in located)
+        return ConfigError(*(": ".join(filter(None, parts)) for parts in texts), omitted=omitted)
 
 
 def load(file: Path, limits: SizeLimits = FILE) -> YamlDocument:
@@ -117,7 +124,7 @@ def read_text(file: Path, max_bytes: int = FILE.max_bytes) -> str:
     try:
         return read_bytes(file, max_bytes).decode()
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{file}: is not UTF-8 text (byte {error.start})") from None
+        raise ConfigError(f"{file}: found bytes that are no UTF-8 text (at byte {error.start}), wanted YAML") from None
 
 
 def read_bytes(file: Path, max_bytes: int = FILE.max_bytes) -> bytes:
@@ -138,7 +145,9 @@ def read_bytes(file: Path, max_bytes: int = FILE.max_bytes) -> bytes:
 
 def _describe_syntax_error(error: yaml.YAMLError) -> str:
     if isinstance(error, yaml.MarkedYAMLError) and (mark := error.problem_mark or error.context_mark):
-        return f"{mark.line + 1}: not YAML: {error.problem or error.context} (column {mark.column + 1})"
+        problem = error.problem or error.context or ""
+        hint = next((hint for text, hint in SYNTAX_HINTS.items() if text in problem), "")
+        return f"{mark.line + 1}: not YAML: {problem} (column {mark.column + 1}){hint}"
     return f"1: not YAML: {' '.join(str(error).split())}"
 
 
@@ -240,7 +249,7 @@ class _Builder:
             key = self._key(event, path)
             if key is not None and key in found:
                 first = self.lines[id(found), key]
-                self._add_problem((*path, key), f"given twice, first on line {first}", event)
+                self._add_problem((*path, key), f"given twice, first on line {first}: remove one", event)
             if key is None or key in found:
                 self._build(self._next(), (*path, ""))
             else:

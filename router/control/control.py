@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -208,13 +208,14 @@ class Control:
 
     async def activate(self, name: str, who: str, *, dry_run: bool = False) -> SwitchSummary:
         """Make a policy, loaded or shipped, decide for all requests; a running experiment ends. Raises NotFound."""
-        file = None if name in self.policy_set.policies else list_shipped_policies().get(name)
+        files = list_shipped_policies()
+        file = None if name in self.policy_set.policies else files.get(name)
         shipped = {} if file is None else {name: await asyncio.to_thread(read_policy_file, file)}
 
         def propose(now: PolicySet) -> Proposal:
             if name in shipped and name not in now.policies:
                 return proposals.propose_policies(now, shipped, self._registry, name)
-            find_policy(now, name)
+            find_policy(now, name, files)
             return proposals.propose_activation(now, name)
 
         return await self._switch.switch(SwitchRequest(ADMIN, who, f"activate {name}", dry_run), propose)
@@ -409,9 +410,9 @@ class Control:
         self.errors[source] = SourceFailure(self._clock.wall(), str(error))
 
 
-def find_policy(policy_set: PolicySet, name: str) -> Policy:
-    """Return a policy by name. Raises NotFound."""
+def find_policy(policy_set: PolicySet, name: str, others: Iterable[str] = ()) -> Policy:
+    """Return a policy by name. Raises NotFound, which suggests one of the known names and `others`."""
     if name not in policy_set.policies:
-        text = describe_unknown("policy", name, policy_set.policies)
+        text = describe_unknown("policy", name, {*policy_set.policies, *others})
         raise NotFound(text, param="policy", code="unknown_policy")
     return policy_set.policies[name]

@@ -22,7 +22,7 @@ from router.scheduling.experiments.dry_run import DryRun, DryRunReport
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.experiments.results import Finding
 from router.scheduling.scheduler import Scheduler
-from router.telemetry.audit_log import AuditEntry, AuditLog
+from router.telemetry.audit_log import AuditEntry, AuditLog, describe_changes
 from router.telemetry.recent_records import RecentRecords
 
 log = logging.getLogger("warmroute.control")
@@ -305,7 +305,8 @@ class PolicySwitch:
         was, now = summarize_policies(before), summarize_policies(self.policy_set)
         sentences = None if plan is None else plan.lines()
         why, arm = (None, None) if finding is None else (finding.why, finding.arm)
-        entry = AuditEntry(self._clock.wall(), who, what, was, now, sentences, why, arm)
+        changes = describe_changes(was, now)
+        entry = AuditEntry(self._clock.wall(), who, what, was, now, sentences, why, arm, changes=changes)
         self.audit.add(entry)
         if self.listener is not None:
             self.listener.on_entry(entry)

@@ -7,6 +7,7 @@ import logging
 import os
 import ssl
 
+from router.config.pem_files import PemFault, load_pair
 from router.config.sections.listeners import TlsConfig
 from router.errors import ConfigError
 
@@ -44,19 +45,16 @@ class Certificates:
         except ConfigError as error:
             log.error("%s; the certificate read before stays in use", error)
         else:
-            log.info("listen.tls: new connections get the changed certificate")
+            log.info("new connections get the changed certificate in %s", self._tls.cert_file)
 
     def _identify(self) -> tuple[FileIdentity | None, FileIdentity | None]:
         return _identify(self._tls.cert_file), _identify(self._tls.key_file)
 
     def _load(self) -> ssl.SSLContext:
-        try:
-            context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-            context.options |= ssl.OP_NO_RENEGOTIATION
-            context.load_cert_chain(self._tls.cert_file, self._tls.key_file)
-        except OSError as error:  # ssl.SSLError is one
-            raise ConfigError(f"listen.tls: {error}") from error
-        return context
+        loaded = load_pair(self._tls)
+        if isinstance(loaded, PemFault):
+            raise ConfigError(f"tls.{loaded.key}: {loaded.text}")
+        return loaded
 
 
 def _identify(file: str) -> FileIdentity | None:

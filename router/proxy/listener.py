@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 
 from router.config.sections.listeners import ListenConfig
@@ -21,12 +23,15 @@ from router.proxy.client_connection import ClientConnection, ConnectionContext
 from router.proxy.client_exchange import RequestHandler
 from router.proxy.connection_limits import BODY_GRACE_S, ConnectionLimits
 from router.proxy.listening_sockets import ListeningSockets, SocketShare
+from router.proxy.request_head import UnfitRequest, render_refusal
+from router.proxy.watched_exchange import PIECE_BYTES
 from router.tasks import Tasks
 from router.tenants.fair_share import FairShare, Shortage
 
 KEEPALIVE_S = 75.0  # longer than the usual 60 s of load balancers, so that the load balancers close
 LAST_GRACE_S = 1.0  # for clients to read the end of their streams, and for handlers to end
 FEW_CONNECTIONS = 256
+DISCARDED_PIECES = 16  # of a request that came without TLS
 DESCRIPTORS_PER_REQUEST = 3  # the client's connection, and those to a pair of engines
 CONNECTIONS_PER_REQUEST = 8  # most are idle; a client can make each take up to some 100 KB
 
@@ -139,6 +144,7 @@ class HttpListener:
 
     async def _serve(self, connection: ClientConnection, accepted: socket.socket) -> None:
         certificates = self._config.certificates
+        answering = None if certificates is None else _duplicate(accepted)
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: connection,
@@ -146,9 +152,13 @@ class HttpListener:
                 ssl=None if certificates is None else certificates.context,
                 ssl_handshake_timeout=None if certificates is None else self._handshake_timeout_s,
             )
-        except OSError:
+        except OSError as error:
             self.refused["handshake"] += 1
+            if answering is not None and isinstance(error, ssl.SSLError) and error.reason == "HTTP_REQUEST":
+                _refuse_plain(answering)
         finally:
+            if answering is not None:
+                answering.close()
             if not connection.made:
                 self._connections.remove(connection)
         if connection.made:
@@ -199,6 +209,27 @@ class HttpListener:
         if self._renewal is not None:
             self._renewal.cancel()
         await self._tasks.finish(LAST_GRACE_S)  # for handlers that do not watch their client
+
+
+def _duplicate(accepted: socket.socket) -> socket.socket | None:
+    """Return another descriptor of the connection, which a failed handshake leaves open; None if there is none left."""
+    try:
+        return accepted.dup()
+    except OSError:
+        return None
+
+
+def _refuse_plain(connection: socket.socket) -> None:
+    """Answer a request that came without TLS. What has arrived of it is read: closing would reset the connection, and
+    the client might never see the answer.
+    """
+    with suppress(OSError):
+        connection.setblocking(False)
+        connection.send(render_refusal(UnfitRequest(400, "this port serves HTTPS: the URL begins with https://")))
+        connection.shutdown(socket.SHUT_WR)
+        for _ in range(DISCARDED_PIECES):
+            if not connection.recv(PIECE_BYTES):
+                return
 
 
 class _Connections(set[ClientConnection]):

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any, Final, Literal, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
+from router.backends.failure import describe_failure
 from router.backends.fetch import ANSWER_BYTES, HttpAnswer, NoAnswer
 from router.config.sections.base import split_base_url
 from router.errors import ConfigError
@@ -181,20 +182,21 @@ class Upstreams:
     async def _fetch(
         self, instance: str, request: UpstreamRequest, timeout_s: float, limit_bytes: int
     ) -> HttpAnswer | NoAnswer:
+        late = NoAnswer(f"no answer within {timeout_s:g} s", late=True)
         try:
             async with asyncio.timeout(timeout_s):
                 answer = await self.send(instance, request, first_byte_s=timeout_s, idle_s=timeout_s)
                 if isinstance(answer, UpstreamUnanswered):
-                    return "late" if answer.reason == "late" else "failed"
+                    return late if answer.reason == "late" else NoAnswer(answer.detail)
                 with answer:
                     content = await answer.read_all(limit_bytes)
                     if content is not None:
                         return HttpAnswer(answer.status, content)
                     if answer.failure is not None:
-                        return "late" if answer.failure is ExchangeFailure.LATE else "failed"
+                        return late if answer.failure is ExchangeFailure.LATE else NoAnswer(answer.failure.value)
                     return HttpAnswer(answer.status, b"", oversized=True)
         except TimeoutError:
-            return "late" if request.sent else "failed"
+            return late if request.sent else NoAnswer(f"no connection within {timeout_s:g} s")
 
 
 class OthersTimeout:
@@ -387,7 +389,7 @@ class _Engine:
         except TimeoutError:
             return UpstreamUnanswered("connect", f"no connection within {self._connect_timeout_s:g} s")
         except (OSError, UnicodeError) as error:  # UnicodeError: a name that cannot be one
-            return UpstreamUnanswered("connect", str(error))
+            return UpstreamUnanswered("connect", describe_failure(error))
         connection.connect_s = loop.time() - started
         return connection
 

@@ -6,7 +6,8 @@ start. A crash in the middle of a line leaves it torn: a torn line is skipped, a
 of its own. With other processes (`router/control/peers`), each process has the entries of all, and one of a host's
 workers writes them.
 
-    {"at_wall_s": 1766000000.1, "who": "guard", "what": "rollback", "from": {...}, "to": {...}, "why": "...", ...}
+    {"at_wall_s": 1766000000.1, "who": "ann", "what": "activate round_robin", "from": {...}, "to": {...},
+     "changes": ["active: warm -> round_robin"], ...}
 """
 
 from __future__ import annotations
@@ -41,6 +42,29 @@ class PoliciesInForce(msgspec.Struct, frozen=True):
     admission: dict[str, Any] = {}  # its settings that are not the defaults
 
 
+def describe_changes(before: PoliciesInForce, after: PoliciesInForce) -> list[str]:
+    """Return what differs, each as `active: warm -> round_robin`."""
+    values = {
+        "active": (before.active, after.active),
+        "arms": (_list_shares(before.arms), _list_shares(after.arms)),
+        "rolled back": (", ".join(before.rolled_back), ", ".join(after.rolled_back)),
+        "admission": (_describe_settings(before.admission), _describe_settings(after.admission)),
+    }
+    for name in before.policies.keys() & after.policies.keys():
+        values[f"policy {name}"] = before.policies[name], after.policies[name]
+    if before.arms == after.arms:  # other shadows, or another seed
+        values["experiment"] = before.experiment or "", after.experiment or ""
+    return [f"{what}: {was or 'none'} -> {now or 'none'}" for what, (was, now) in values.items() if was != now]
+
+
+def _list_shares(arms: dict[str, float]) -> str:
+    return ", ".join(f"{name} {share:g} %" for name, share in arms.items())
+
+
+def _describe_settings(admission: dict[str, Any]) -> str:
+    return msgspec.json.encode(admission).decode() if admission else "defaults"
+
+
 class AuditEntry(msgspec.Struct, frozen=True, rename={"before": "from", "after": "to"}, omit_defaults=True):
     at_wall_s: float
     who: str
@@ -52,6 +76,7 @@ class AuditEntry(msgspec.Struct, frozen=True, rename={"before": "from", "after":
     arm: str | None = None  # of a rollback
     replica: str | None = None  # run id of the process where it happened; None: this process
     split: str | None = None  # fingerprint of the model split that `arm` belongs to; None: of no split
+    changes: list[str] = []  # of what is in force, as `active: warm -> round_robin`
     number: int | None = None  # among the entries of that process's run, from 1; None: this process's entry
 
 
@@ -81,7 +106,8 @@ class AuditLog:
     def add(self, entry: AuditEntry) -> None:
         self._entries.append(entry)
         if entry.before is not None:  # a start is logged elsewhere
-            log.info("%s: %s%s", entry.who, entry.what, "" if entry.why is None else f": {entry.why}")
+            said = (entry.who, entry.what, "; ".join(entry.changes), entry.why)
+            log.info("%s", ": ".join(part for part in said if part))
         if self._file is None or not self.writes:
             return
         if len(self._pending) >= MAX_ENTRIES:

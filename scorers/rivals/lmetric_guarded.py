@@ -66,7 +66,7 @@ class LmetricGuarded(Scorer):
         """Raise ValueError if a parameter is out of bounds, or no power of two where it must be one."""
         check_at_least(1, class_prefix_blocks=self.class_prefix_blocks, window_requests=self.window_requests)
         if self.class_prefix_blocks.bit_count() != 1:
-            raise ValueError(f"class_prefix_blocks: a power of two, not {self.class_prefix_blocks}")
+            raise ValueError(f"class_prefix_blocks: found {self.class_prefix_blocks}, wanted a power of two")
 
     def score(self, view: View) -> Sequence[float]:
         costs, holders = self._costs(view), self._holders(view)

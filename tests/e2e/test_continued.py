@@ -8,6 +8,7 @@ first one is chosen first; it is the one that fails.
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -140,7 +141,10 @@ def assert_clean_error(answer: httpx.Response) -> None:
     assert b'token_ids":[' not in answer.content
 
 
-async def test_an_engine_that_refuses_the_ids_says_nothing_and_another_one_is_tried(house: House) -> None:
+async def test_an_engine_that_refuses_the_ids_says_nothing_and_another_one_is_tried(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "warmroute.web")
     async with house(3) as r:
         undisturbed = await ask(r)
         for fake in r.engines[1:]:
@@ -149,6 +153,8 @@ async def test_an_engine_that_refuses_the_ids_says_nothing_and_another_one_is_tr
         assert_clean_error(answer)
         assert undisturbed.content.startswith(answer.content[: answer.content.rindex(b"data: {")][:40])
         assert (ends(record), record["uncontinued"]) == (["broken", "rejected", "rejected"], "no_target")
+        failed, first = record["attempts"][0]["target"], f"record {record['id']}: the answer of"
+        assert f"{first} {failed} broke off, not continued (no_target): the engine closed the connection" in caplog.text
         assert await r.metric("warmroute_broken_answers_total", outcome="no_target") == 1
         r.engines[2].faults(refuse_ids=False)
         answer, record = await broken(r)
@@ -156,6 +162,8 @@ async def test_an_engine_that_refuses_the_ids_says_nothing_and_another_one_is_tr
         assert ends(record)[0] == "continued"
         assert ends(record)[-1] == "ok"
         assert record["attempts"][-1]["continued_by"] == "ids"
+        by = f"continued by {record['attempts'][-1]['target']}"
+        assert f"record {record['id']}: the answer of {record['attempts'][0]['target']} broke off, {by}" in caplog.text
         assert await r.metric("warmroute_broken_answers_total", outcome="continued") == 1
 
 

@@ -64,9 +64,9 @@ def test_of_a_prompt_of_unknown_length_the_longest_run_is_the_whole() -> None:
 @pytest.mark.parametrize(
     ("params", "complaint"),
     [
-        ({"share": 0.0}, "share: above 0, not 0.0"),
-        ({"share": 1.5}, "share: a share between 0 and 1, not 1.5"),
-        ({"penalty_ms": -1.0}, "penalty_ms: at least 0, not -1.0"),
+        ({"share": 0.0}, "share: found 0.0, wanted more than 0"),
+        ({"share": 1.5}, "share: found 1.5, wanted a share from 0 to 1"),
+        ({"penalty_ms": -1.0}, "penalty_ms: found -1.0, wanted at least 0"),
         ({"stale_s": 0.0}, "stale_s"),
     ],
 )

@@ -43,7 +43,7 @@ def test_somebody_always_stays_and_the_idlest_does(requests: list[int], factor: 
 
 
 def test_bounds() -> None:
-    with pytest.raises(ValueError, match=r"factor: at least 1, not 0\.9"):
+    with pytest.raises(ValueError, match=r"factor: found 0\.9, wanted at least 1"):
         BoundedLoad(factor=0.9)
 
 

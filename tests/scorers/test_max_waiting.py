@@ -15,7 +15,7 @@ def test_silence_excludes_nobody(silent: dict) -> None:
 
 
 def test_bounds() -> None:
-    with pytest.raises(ValueError, match="waiting: at least 0, not -1"):
+    with pytest.raises(ValueError, match=r"waiting: found -1, wanted at least 0"):
         MaxWaiting(waiting=-1)
-    with pytest.raises(ValueError, match="stale_s: above 0, not 0"):
+    with pytest.raises(ValueError, match=r"stale_s: found 0, wanted more than 0"):
         MaxWaiting(stale_s=0)

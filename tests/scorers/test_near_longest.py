@@ -83,9 +83,9 @@ def test_where_nobody_is_known_to_hold_anything_all_stay(overlap: Overlap | None
     assert keep(row("a", overlap), row("b", overlap, 1.0), row("c", None)) == [True, True, True]
 
 
-@pytest.mark.parametrize(("share", "bounds"), [(0.0, "above 0"), (-0.1, "between 0 and 1"), (1.1, "between 0 and 1")])
+@pytest.mark.parametrize(("share", "bounds"), [(0.0, "more than 0"), (-0.1, "from 0 to 1"), (1.1, "from 0 to 1")])
 def test_parameters_have_bounds(share: float, bounds: str) -> None:
-    with pytest.raises(ValueError, match=f"share: .*{bounds}, not {share}"):
+    with pytest.raises(ValueError, match=f"share: found {share}, wanted .*{bounds}"):
         NearLongest(share=share)
 
 

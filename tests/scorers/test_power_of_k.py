@@ -40,7 +40,7 @@ def test_fewer_rows_than_k() -> None:
 
 
 def test_bounds() -> None:
-    with pytest.raises(ValueError, match="k: at least 1, not 0"):
+    with pytest.raises(ValueError, match=r"k: found 0, wanted at least 1"):
         PowerOfK(k=0)
 
 

@@ -55,5 +55,5 @@ def test_nothing_known_or_held_prefers_nobody(rows: tuple, prompt_tokens: int | 
 
 
 def test_weights_stay_in_bounds() -> None:
-    with pytest.raises(ValueError, match=r"cpu: a share between 0 and 1, not 1.2"):
+    with pytest.raises(ValueError, match=r"cpu: found 1.2, wanted a share from 0 to 1"):
         PrefixOverlap(cpu=1.2)

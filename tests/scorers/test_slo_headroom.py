@@ -121,8 +121,8 @@ def test_this_request_s_context_is_in_the_step() -> None:
 @pytest.mark.parametrize(
     ("params", "complaint"),
     [
-        ({"ttft_ms": -1.0}, "ttft_ms: at least 0, not -1.0"),
-        ({"tpot_weight": -0.2}, "tpot_weight: at least 0, not -0.2"),
+        ({"ttft_ms": -1.0}, "ttft_ms: found -1.0, wanted at least 0"),
+        ({"tpot_weight": -0.2}, "tpot_weight: found -0.2, wanted at least 0"),
         ({"ttft_weight": 0.0, "tpot_weight": 0.0}, "ttft_weight, tpot_weight: one must be above 0"),
         ({"stale_s": 0.0}, "stale_s"),
     ],

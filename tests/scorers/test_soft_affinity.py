@@ -35,5 +35,5 @@ def test_without_its_target_a_session_goes_to_the_fewest_requests(last_target: s
 
 
 def test_bounds() -> None:
-    with pytest.raises(ValueError, match="move_margin: at least 1, not 0"):
+    with pytest.raises(ValueError, match=r"move_margin: found 0, wanted at least 1"):
         SoftAffinity(move_margin=0)

@@ -41,5 +41,5 @@ def test_a_row_that_goes_moves_only_its_own_requests() -> None:
 
 
 def test_bounds() -> None:
-    with pytest.raises(ValueError, match="temperature: above 0, not 0"):
+    with pytest.raises(ValueError, match=r"temperature: found 0, wanted more than 0"):
         Softmax(temperature=0)

@@ -71,5 +71,5 @@ def test_without_a_target_the_fewest_requests_decide(last_target: str | None) ->
 
 
 def test_bounds() -> None:
-    with pytest.raises(ValueError, match="group_idle_ttl_s: above 0, not 0"):
+    with pytest.raises(ValueError, match=r"group_idle_ttl_s: found 0\.0, wanted more than 0"):
         SubagentGroups(group_idle_ttl_s=0.0)

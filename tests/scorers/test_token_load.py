@@ -23,7 +23,7 @@ def test_what_has_its_first_token_is_no_load_any_more() -> None:
 
 
 def test_parameters_have_bounds() -> None:
-    with pytest.raises(ValueError, match="full_tokens: at least 1, not 0"):
+    with pytest.raises(ValueError, match=r"full_tokens: found 0, wanted at least 1"):
         TokenLoad(full_tokens=0)
 
 

@@ -189,7 +189,7 @@ def test_nothing_known_leaves_the_queue_to_decide() -> None:
 
 
 def test_parameters_have_bounds() -> None:
-    with pytest.raises(ValueError, match=r"cap: at least 1, not 0.5"):
+    with pytest.raises(ValueError, match=r"cap: found 0.5, wanted at least 1"):
         Warm(cap=0.5)
     with pytest.raises(ValueError, match="stale_s"):
         Warm(stale_s=0)

@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 from urllib.parse import urlsplit
 
+from router.backends.failure import NOT_TLS, REFUSED, UNTRUSTED
 from router.backends.feeds.jitter import Jitter
 from router.backends.fetch import ANSWER_BYTES, HttpAnswer, NoAnswer, ProbeFetch
 from router.backends.vllm.info import ModelList, read_event_sources, read_models
@@ -37,6 +38,13 @@ PROBES_PER_S = 50
 PROBES_PER_TURN = 25  # of the event loop: 2,000 engines that join together would stop it for 0.2 s
 FIRST_RETRY_S = 0.25
 INTRODUCTION_VALID_S = 30.0
+HINTS = {
+    REFUSED: "nothing listens at its url",
+    NOT_TLS: "write its url with http://",
+    UNTRUSTED: "name its CA in ca_file",
+}
+"""What to change, by the beginning of the reason why an engine does not answer."""
+CLOSED = "the engine closed the connection"  # as one with TLS does, when a request comes without
 
 
 class HealthRegistry(Protocol):
@@ -176,7 +184,7 @@ class HealthProbe:
         """Probe the instance once. Return the problem, if there is one."""
         answer = await self._get(instance, "/health")
         if not isinstance(answer, HttpAnswer):
-            return _find_silence("/health", answer)
+            return _describe_silence(state, "/health", answer)
         if answer.status != 200:
             return _Problem(f"GET /health: {answer.status}")
         if not self._is_current(instance, state):
@@ -191,7 +199,7 @@ class HealthProbe:
         """Read what the instance serves and report changes to the registry. Return the problem, if there is one."""
         answer = await self._get(instance, "/v1/models")
         if not isinstance(answer, HttpAnswer):
-            return _find_silence("/v1/models", answer)
+            return _describe_silence(state, "/v1/models", answer)
         models = read_models(answer.body) if answer.status == 200 else None
         if models is None or not models.cards:
             hint = ": is api_key_env right?" if answer.status in (401, 403) else ""
@@ -244,6 +252,7 @@ class HealthProbe:
         return self._jitter.around(max(self._config.interval_s, len(self._states) / PROBES_PER_S))
 
 
-def _find_silence(path: str, reason: NoAnswer) -> _Problem:
-    late = reason == "late"
-    return _Problem(f"GET {path}: no answer{' in time' if late else ''}", late)
+def _describe_silence(state: _ProbeState, path: str, answer: NoAnswer) -> _Problem:
+    hints = HINTS if state.config.url.startswith("https:") else HINTS | {CLOSED: "if it has TLS, write https://"}
+    hint = next((text for reason, text in hints.items() if answer.reason.startswith(reason)), None)
+    return _Problem(f"GET {path}: {answer.reason}{'' if hint is None else f': {hint}'}", answer.late)

@@ -6,13 +6,14 @@ a `WarmrouteError`: exit codes 2 and 1.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, urlsplit
 
 import httpx
 
+from router.backends.failure import describe_failure
+from router.cli.terminal.variables import read_variable
 from router.errors import ConfigError, WarmrouteError
 
 DEFAULT = "http://127.0.0.1:8001"
@@ -33,10 +34,8 @@ class AdminClient:
         except ValueError:
             valid = False
         if not valid:
-            raise ConfigError(f"--admin: {url}: not a URL of the form http://HOST:PORT")
-        if token_env is not None:
-            if not (token := os.environ.get(token_env)):
-                raise ConfigError(f"--token-env: the environment variable {token_env} is not set")
+            raise ConfigError(f"--admin: found {url}, wanted a URL like {DEFAULT}")
+        if (token := read_variable("--token-env", token_env)) is not None:
             self._headers["authorization"] = f"Bearer {token}"
 
     def get(self, *path: str, **params: Any) -> dict[str, Any]:
@@ -69,11 +68,12 @@ class AdminClient:
             with httpx.Client(headers=self._headers, timeout=TIMEOUT_S, trust_env=False) as client:
                 response = client.request(method, url, **call)
         except httpx.ConnectError as refused:
+            reason = describe_failure(refused)
             raise WarmrouteError(
-                f"cannot connect to {self._url}: check that a router is running, and --admin"
+                f"cannot connect to {self._url}: {reason}; check that a router is running, and --admin"
             ) from refused
         except httpx.HTTPError as failure:
-            raise WarmrouteError(f"{self._url}: {str(failure) or type(failure).__name__}") from failure
+            raise WarmrouteError(f"{self._url}: {describe_failure(failure)}; check --admin") from failure
         if response.is_success:
             return response
         kind = ConfigError if response.status_code in INPUT_ERRORS else WarmrouteError

@@ -67,8 +67,9 @@ def show_audit(answer: Answer) -> RenderableType:
         why = entry.get("why") or "; ".join((entry.get("plan") or [])[:1]) or MISSING
         what = entry["what"] + (f" {entry['arm']}" if entry.get("arm") else "")
         who = entry["who"] + (f" at {entry['replica']}" if entry.get("replica") else "")
-        rows.append((format_time(entry["at_wall_s"]), who, what, why))
-    return render(make_grid("", ("when", "who", "what", "plan or reason"), rows, labels=4))
+        changes = "; ".join(entry.get("changes") or []) or MISSING
+        rows.append((format_time(entry["at_wall_s"]), who, what, changes, why))
+    return render(make_grid("", ("when", "who", "what", "changes", "plan or reason"), rows, labels=5))
 
 
 def show_experiment(answer: Answer) -> RenderableType:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from router.cli.terminal.variables import read_variable
 from router.errors import ConfigError
 
 if TYPE_CHECKING:  # imported where it is needed: commands start faster
@@ -88,14 +88,5 @@ def _read_options(
         raise ConfigError("doctor: give a configuration, --url of a running router, or both")
     if fix and config is None:
         raise ConfigError("--fix: give a configuration, of which the changes are printed")
-    token, api_key = _read_variable("--token-env", token_env), _read_variable("--api-key-env", api_key_env)
+    token, api_key = read_variable("--token-env", token_env), read_variable("--api-key-env", api_key_env)
     return DoctorOptions(config, tuple(url.rstrip("/") for url in urls), token, api_key, passive)
-
-
-def _read_variable(option: str, name: str | None) -> str | None:
-    """Return the value of the environment variable `name`. Raises ConfigError if it is named and not set."""
-    if name is None:
-        return None
-    if not (value := os.environ.get(name)):
-        raise ConfigError(f"{option}: the environment variable {name} is not set")
-    return value

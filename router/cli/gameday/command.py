@@ -92,7 +92,7 @@ def _read(script: str, seed: int | None) -> GamedayFile:
     from router.config.reader import read_gameday_file
     from router.lab.gameday.draw import draw_faults
 
-    day = read_gameday_file(resolve_file("script", script, SHIPPED / "gamedays"))
+    day = read_gameday_file(resolve_file("game day", script, SHIPPED / "gamedays", option="gameday"))
     return draw_faults(day if seed is None else day.model_copy(update={"seed": seed}))
 
 

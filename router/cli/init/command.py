@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from router.cli.terminal.variables import read_variable
 from router.errors import ConfigError, WarmrouteError
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ def init(
     ] = None,
     policy: Annotated[str, typer.Option(help="policy that decides, see `warmroute policies`")] = "warm",
     port: Annotated[int, typer.Option(min=0, max=65535, help="public port of the router")] = 8000,
+    admin_port: Annotated[int, typer.Option(min=0, max=65535, help="admin port of the router")] = 8001,
     tokenizer: TokenizerOption = None,
     api_key_env: Annotated[
         str | None, typer.Option(help="environment variable with the engines' API key", metavar="NAME")
@@ -41,8 +42,8 @@ def init(
     _check_absent(output)
     urls = [url.rstrip("/") for url in urls]
     config_of_urls(urls, tokenizer or [])  # reports wrong URLs and folders before any engine is queried
-    surveys = asyncio.run(_survey_all(urls, None if api_key_env is None else os.environ.get(api_key_env)))
-    text = config_text(surveys, tokenizer or [], policy, port, api_key_env)
+    surveys = asyncio.run(_survey_all(urls, read_variable("--api-key-env", api_key_env)))
+    text = config_text(surveys, tokenizer or [], policy, (port, admin_port), api_key_env)
     parse_config(text, str(output or "init"), (output or Path("-")).absolute().parent)
     from router.cli.terminal.console import PrintableConsole
 

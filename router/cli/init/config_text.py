@@ -37,15 +37,25 @@ def config_of_urls(urls: Sequence[str], tokenizers: Sequence[str]) -> Config:
         "tokenizers": {model: {"path": path} for model, path in parse_tokenizers(tokenizers).items()},
         "policies_dir": str(SHIPPED / "policies"),
     }
-    return parse_config(json.dumps(settings), "command line", Path.cwd())
+    return parse_config(json.dumps(settings), "command line", Path.cwd(), has_lines=False)
 
 
 def config_text(
-    surveys: Sequence[EngineSurvey], tokenizers: Sequence[str], policy: str, port: int, api_key_env: str | None = None
+    surveys: Sequence[EngineSurvey],
+    tokenizers: Sequence[str],
+    policy: str,
+    ports: tuple[int, int],
+    api_key_env: str | None = None,
 ) -> str:
-    """Return the commented YAML of the configuration; an engine with an error becomes a commented entry."""
-    lines = [HEADER, "listen:", f"  port: {port}", ""]
-    lines += ["admin: # policies, records, metrics; without tokens only on a loopback address", "  port: 8001", ""]
+    """Return the commented YAML of the configuration, with these public and admin `ports`; an engine with an error
+    becomes a commented entry.
+    """
+    lines = [HEADER, "listen:", f"  port: {ports[0]}", ""]
+    lines += [
+        "admin: # policies, records, metrics; without tokens only on a loopback address",
+        f"  port: {ports[1]}",
+        "",
+    ]
     lines += ["fleet:", "  instances:"]
     for survey in surveys:
         lines += _instance(survey, api_key_env)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from router.cli.admin.commands import HERE, AdminOption, TokenOption
+from router.cli.terminal.variables import read_variable
 from router.errors import ConfigError, WarmrouteError
 
 if TYPE_CHECKING:  # imported where it is needed: commands start faster
@@ -165,14 +166,14 @@ class AdminRouter:
     def _read_figures(self) -> TrafficFigures:
         import httpx
 
+        from router.backends.failure import describe_failure
         from router.operate.rollout.figures import read_figures
 
         try:
             answer = httpx.get(self._metrics_url, timeout=METRICS_TIMEOUT_S, trust_env=False)
             return read_figures(answer.raise_for_status().text)
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as failure:
-            reason = str(failure) or type(failure).__name__
-            raise WarmrouteError(f"--metrics: {self._metrics_url}: {reason}") from failure
+            raise WarmrouteError(f"--metrics: {self._metrics_url}: {describe_failure(failure)}") from failure
 
 
 def command_starter(command: str) -> Callable[[EngineReading], subprocess.Popen[bytes]]:
@@ -180,9 +181,9 @@ def command_starter(command: str) -> Callable[[EngineReading], subprocess.Popen[
     try:
         words = shlex.split(command)
     except ValueError as error:
-        raise ConfigError(f"--command: {error}") from error
+        raise ConfigError(f"--command: {str(error).lower()}: write it as for a shell") from error
     if not words:
-        raise ConfigError("--command: it is empty")
+        raise ConfigError("--command: found nothing, wanted the command that restarts an engine")
 
     def start(engine: EngineReading) -> subprocess.Popen[bytes]:
         filled = [_fill(word, engine) for word in words]
@@ -206,7 +207,10 @@ def _fill(word: str, engine: EngineReading) -> str:
 def prover(
     admin: str, token_env: str | None, api_key_env: str | None, *, passive: bool
 ) -> Callable[[str], Mapping[str, str]]:
-    """Return a function that examines one engine as the doctor does, and returns the faults by check."""
+    """Return a function that examines one engine as the doctor does, and returns the faults by check. Raises
+    ConfigError for a variable that is not set.
+    """
+    token, api_key = read_variable("--token-env", token_env), read_variable("--api-key-env", api_key_env)
 
     def prove(engine: str) -> dict[str, str]:
         import asyncio
@@ -215,8 +219,6 @@ def prover(
         from router.operate.doctor.gather import DoctorOptions
         from router.operate.doctor.suite import examine
 
-        token = None if token_env is None else os.environ.get(token_env)
-        api_key = None if api_key_env is None else os.environ.get(api_key_env)
         options = DoctorOptions(None, (admin.rstrip("/"),), token, api_key, passive, frozenset((engine,)))
         found = asyncio.run(examine(options, SystemClock())).findings
         return {

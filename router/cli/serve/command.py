@@ -189,14 +189,15 @@ def _settings_of(urls: list[str], config: Path | None, tokenizers: list[str]) ->
         raise ConfigError(f"--tokenizer: only beside engine URLs; add it to `tokenizers` in {config}")
     settings = read_config(config)
     if not settings.fleet.has_sources:
-        raise ConfigError(f"{config}: fleet: no source of engines; for simulated engines: warmroute fleet")
+        wanted = "instances, file, dns or kubernetes"
+        raise ConfigError(f"{config}: fleet: found no engines, wanted {wanted}; for simulated engines: warmroute fleet")
     return settings
 
 
 def _require(section: T | None, key: str, config: Path | None, command: str) -> T:
     """Return `section`. Raises ConfigError if the configuration does not have it."""
     if section is None:
-        raise ConfigError(f"{config}: {key}: is needed for `warmroute {command}`")
+        raise ConfigError(f"{config}: {key}: missing, and `warmroute {command}` needs it: add the section")
     return section
 
 
@@ -207,8 +208,12 @@ def _override(
     admin_port: int | None = None,
     workers: int | None = None,
 ) -> Config:
-    """Return `settings` with the values of the command line instead. Raises ConfigError for an unknown policy."""
+    """Return `settings` with the values of the command line instead. Raises ConfigError for an unknown policy, and for
+    a port that two listeners would have.
+    """
+    from router.config.path_checks import find_shared_ports
     from router.config.reader import select_policy
+    from router.config.yaml_source import format_path
 
     changes: dict[str, object] = {} if workers is None else {"workers": workers}
     if port is not None:
@@ -216,6 +221,8 @@ def _override(
     if admin_port is not None:
         changes["admin"] = settings.admin.model_copy(update={"port": admin_port})
     settings = settings.model_copy(update=changes)
+    if (problem := next(find_shared_ports(settings), None)) is not None:
+        raise ConfigError(f"{format_path(problem.path)}: {problem.text}: change --port or --admin-port")
     return settings if policy is None else select_policy(settings, policy)
 
 

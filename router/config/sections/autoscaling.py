@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field, model_validator
 
-from router.config.sections.base import PathName, Port, Positive, Seconds, Section
+from router.config.sections.base import (
+    KUBERNETES_NAME,
+    PathName,
+    Port,
+    Positive,
+    Seconds,
+    Section,
+    Shape,
+    VariableName,
+)
 from router.config.sections.listeners import GrpcTls
 
-KUBERNETES_NAME = r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$"
+WEBHOOK_URL = Shape(r"^https?://[^\s/?#@]+(/[^\s#]*)?$", "a URL without user, such as http://starter:8080/start")
 
 
 class WakeWebhookConfig(Section):
@@ -15,9 +26,9 @@ class WakeWebhookConfig(Section):
     means that it will, at once or later.
     """
 
-    url: str = Field(pattern=r"^https?://[^\s/?#@]+(/[^\s#]*)?$")
+    url: Annotated[str, WEBHOOK_URL]
     """where it is"""
-    token_env: str | None = None
+    token_env: VariableName | None = None
     """environment variable with its bearer token; null: no token is sent"""
     ca_file: PathName | None = None
     """PEM file of the CA that signed its certificate; null: the system's CAs"""
@@ -28,9 +39,9 @@ class WakeWebhookConfig(Section):
 class WakeDeploymentConfig(Section):
     """A Kubernetes Deployment that is scaled up, never down."""
 
-    name: str = Field(pattern=KUBERNETES_NAME)
+    name: Annotated[str, KUBERNETES_NAME]
     """its name"""
-    namespace: str | None = Field(default=None, pattern=KUBERNETES_NAME)
+    namespace: Annotated[str, KUBERNETES_NAME] | None = None
     """its namespace; null: that of `fleet.kubernetes`, else of the router's own pod"""
     replicas: Positive = 1
     """replicas that it gets where it has fewer"""
@@ -47,7 +58,7 @@ class WakeModelConfig(Section):
     @model_validator(mode="after")
     def _refuse_two_ways(self) -> WakeModelConfig:
         if self.webhook is not None and self.deployment is not None:
-            raise ValueError("give one of webhook and deployment")
+            raise ValueError("found both, wanted one of webhook and deployment")
         return self
 
 

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import PurePath
-from typing import Annotated
+from typing import Annotated, Any, NamedTuple
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    ValidationInfo,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(gt=0)]
 Positive = Annotated[int, Field(gt=0)]
+
+HOST = r"([A-Za-z0-9][A-Za-z0-9.-]*|\[[0-9a-fA-F:]+\])"
+ADDRESS = re.compile(HOST + r"(:\d{1,5})?")  # without a scheme
+USUAL_URL = re.compile(f"https?://{HOST}(:[1-9]\\d{{0,3}})?")  # read at once: lists have thousands of engines
 
 WILDCARDS = ("*", "0.0.0.0", "[::]", "::")
 """Hosts that a server binds, for all its addresses; nobody can connect to them elsewhere."""
@@ -35,15 +50,57 @@ def _make_absolute(path: str, info: ValidationInfo) -> str:
     return str(info.context / path) if isinstance(info.context, PurePath) else path
 
 
-def _check_port(url: str) -> str:
-    try:
-        parts = urlsplit(url)
-        valid = parts.port != 0 and not parts.netloc.endswith(":")
-    except ValueError:
-        valid = False
-    if not valid:
-        raise ValueError("the port is not a number from 1 to 65535")
+class Shape(NamedTuple):
+    """The shape of a text, as an annotation: a pattern for programs, and words for people, such as `HOST:PORT`."""
+
+    pattern: str  # up to its end
+    wanted: str
+
+    def check(self, text: str) -> str:
+        """Return `text`. Raises PydanticCustomError, with what is wanted, for a text of another shape."""
+        if re.search(self.pattern.removesuffix("$") + r"\Z", text) is None:
+            raise PydanticCustomError("shape", "{wanted}", {"wanted": self.wanted})
+        return text
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self.check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {**handler(schema), "pattern": self.pattern}
+
+
+def _check_base_url(url: str) -> str:
+    """Return `url`. Raises ValueError for anything but scheme, host and port."""
+    if USUAL_URL.fullmatch(url) is None and (found := find_url_fault(url)):
+        raise ValueError(found)
     return url
+
+
+def find_url_fault(url: str) -> str | None:
+    """Return what is wrong with the base URL of a server, what is wanted and an example; None if it is right. What may
+    be a secret is not repeated.
+    """
+    if ADDRESS.fullmatch(url):
+        return f"found no scheme, wanted http:// or https:// before the host: http://{url}"
+    scheme, separator, rest = url.partition("://")
+    if not separator or scheme not in ("http", "https"):
+        return "found text that does not begin with http:// or https://, wanted a URL such as http://10.0.0.1:8100"
+    netloc = re.split("[/?#]", rest, maxsplit=1)[0]
+    if "@" in netloc:
+        return "found a user or password, wanted scheme, host and port alone, such as http://10.0.0.1:8100"
+    if re.search(r"\s", url) or not netloc.partition(":")[0]:
+        return "found a space or no host, wanted scheme, host and port alone, such as http://10.0.0.1:8100"
+    try:
+        parts = urlsplit(f"{scheme}://{netloc}")
+        port_fits = parts.port != 0 and not netloc.endswith(":")
+    except ValueError:
+        port_fits = False
+    if not port_fits:
+        return "found a port that is not a number from 1 to 65535, wanted that of the server"
+    if rest != netloc:
+        part = {"/": "a path", "?": "a query", "#": "a fragment"}[rest[len(netloc)]]
+        return f"found {part} after the port, wanted the URL without it: {scheme}://{netloc}"
+    return None
 
 
 def url_host(host: str) -> str:
@@ -60,5 +117,21 @@ def split_base_url(url: str) -> tuple[str, int]:
 PathName = Annotated[str, AfterValidator(_make_absolute)]
 """Relative to the folder of the file that contains it, which `reader.py` passes as the validation context."""
 
-BaseUrl = Annotated[str, Field(pattern=r"^https?://[^\s/?#@]+$"), AfterValidator(_check_port)]
+BaseUrl = Annotated[
+    str, AfterValidator(_check_base_url), Field(json_schema_extra={"pattern": r"^https?://[^\s/?#@]+$"})
+]
 """Scheme, host and port of an HTTP server, without a path."""
+
+HostPort = Annotated[str, Shape(r"^\S+:[1-9]\d{0,4}$", "HOST:PORT, such as 10.0.0.1:9004")]
+
+VariableName = Annotated[
+    str, Shape(r"^[A-Za-z_][A-Za-z0-9_]*$", "the name of an environment variable, not the secret itself")
+]
+
+SHA256 = Shape("^[0-9a-fA-F]{64}$", "64 hexadecimal digits")
+
+KUBERNETES_NAME = Shape(
+    r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$", "a name of Kubernetes: lower-case letters, digits, dashes and dots"
+)
+
+SOME_TEXT = Shape(r"\S[\s\S]*$", "some text")

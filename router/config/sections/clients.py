@@ -6,10 +6,11 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from router.config.sections.base import PathName, Positive, Seconds, Section
+from router.config.sections.base import PathName, Positive, Seconds, Section, Shape
 
 DEFAULT_CLASS = "default"
 MAX_NAME_CHARS = 128
+HEADER_NAME = Shape(r"^[A-Za-z0-9-]+$", "the name of a header, such as X-Tenant")
 
 
 def is_client_name(name: str) -> bool:
@@ -39,7 +40,7 @@ class JwtConfig(Section):
     """value that `aud` must have or contain"""
     jwks_file: PathName | None = None
     """JSON Web Key Set with the provider's public keys, read again when it changes"""
-    jwks_url: str | None = Field(default=None, pattern=r"^https?://[^\s#]+$")
+    jwks_url: Annotated[str, Shape(r"^https?://[^\s#]+$", "a URL such as https://idp.example.org/keys")] | None = None
     """where the provider publishes that set; give one of both"""
     refresh_s: Seconds = 600.0
     """interval at which `jwks_url` is fetched again, seconds; earlier, at most every 10 s, for a key that is
@@ -55,7 +56,8 @@ class JwtConfig(Section):
     @model_validator(mode="after")
     def _require_one_source(self) -> JwtConfig:
         if (self.jwks_file is None) == (self.jwks_url is None):
-            raise ValueError("give one of jwks_file and jwks_url")
+            found = "neither" if self.jwks_file is None else "both"
+            raise ValueError(f"found {found}, wanted one of jwks_file and jwks_url")
         return self
 
 
@@ -116,7 +118,7 @@ class ClientsConfig(Section):
     tenant may have several keys; null: no API keys"""
     jwt: JwtConfig | None = None
     """accept signed tokens; null: none"""
-    tenant_header: str | None = Field(default=None, pattern=r"^[A-Za-z0-9-]+$")
+    tenant_header: Annotated[str, HEADER_NAME] | None = None
     """header in which a proxy of `listen.trusted_proxies` (or a gateway, for `picker`) names the tenant of a
     request; from others it is ignored; null: none
     """
@@ -144,8 +146,9 @@ class ClientsConfig(Section):
         for name, tenant in self.tenants.items():
             if tenant.service_class not in known:
                 listed = ", ".join(sorted(known))
-                raise ValueError(f"tenants.{name}.service_class: there is no {tenant.service_class}; known: {listed}")
+                problem = f'found "{tenant.service_class}", wanted one of service_classes: {listed}'
+                raise ValueError(f"tenants.{name}.service_class: {problem}")
         settings = (self.tenants, self.service_classes, self.isolation != "off", self.usage_file)
         if not self.identifies and any(settings):
-            raise ValueError("tenants cannot be identified: give keys_file, jwt or tenant_header")
+            raise ValueError("found nothing by which tenants are identified, wanted keys_file, jwt or tenant_header")
         return self

@@ -6,10 +6,17 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from router.config.sections.base import BaseUrl, PathName, Seconds, Section
+from router.config.sections.base import BaseUrl, PathName, Seconds, Section, Shape, VariableName
 
+NAMESPACE = Shape(
+    r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$", "a name of Kubernetes: up to 63 lower-case letters, digits and dashes"
+)
 TcpPort = Annotated[int, Field(ge=1, le=65535)]
-HostName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?$", max_length=253)]
+HostName = Annotated[
+    str,
+    Shape(r"^[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?$", "a host name without scheme and port"),
+    Field(max_length=253),
+]
 
 
 class DiscoveredEngines(Section):
@@ -17,7 +24,7 @@ class DiscoveredEngines(Section):
 
     scheme: Literal["http", "https"] = "http"
     """protocol of the engines"""
-    api_key_env: str | None = None
+    api_key_env: VariableName | None = None
     """environment variable that holds the engines' API key; null: no key is sent"""
     ca_file: PathName | None = None
     """PEM file of the CA that signed the engines' certificates; null: the system's CAs"""
@@ -48,7 +55,7 @@ class KubernetesApiConfig(Section):
 
 
 class KubernetesConfig(DiscoveredEngines):
-    namespace: str | None = Field(default=None, pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")
+    namespace: Annotated[str, NAMESPACE] | None = None
     """namespace of the engines' pods; null: that of the router's own pod"""
     selector: str | None = Field(default=None, min_length=1)
     """label selector of the engines' pods, as for `kubectl get pods -l`; null: `inference_pool` is given instead"""

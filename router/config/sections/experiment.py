@@ -87,7 +87,7 @@ def check_sum(key: str, shares: Mapping[str, float]) -> None:
     """Raise ValueError unless the shares under `key` add up to 100 (percent)."""
     total = sum(shares.values())
     if abs(total - 100) > SUM_TOLERANCE:
-        raise ValueError(f"{key}: the shares add up to {total:g}, not 100 (percent)")
+        raise ValueError(f"{key}: found shares that add up to {total:g}, wanted 100 (percent)")
 
 
 class ExperimentConfig(Section):
@@ -118,7 +118,7 @@ class ExperimentConfig(Section):
     def _check_shares(self) -> ExperimentConfig:
         for name, arm in self.arms.items():
             if not arm.share > 0:
-                raise ValueError(f"arms: {name} has a share of {arm.share:g}; every share must be above 0")
+                raise ValueError(f"arms.{name}: found the share {arm.share:g}, wanted more than 0")
         check_sum("arms", self.shares)
         return self
 
@@ -126,9 +126,9 @@ class ExperimentConfig(Section):
     def _check_shadows(self) -> ExperimentConfig:
         for i, name in enumerate(self.shadows):
             if name in self.policies.values():
-                raise ValueError(f"shadows: {name} is an arm already")
+                raise ValueError(f"shadows: found {name}, which is an arm already: remove it")
             if name in self.shadows[:i]:
-                raise ValueError(f"shadows: {name} is given twice")
+                raise ValueError(f"shadows: found {name} twice: remove one")
         return self
 
     @model_validator(mode="after")

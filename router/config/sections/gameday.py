@@ -7,11 +7,11 @@ began. What a number under `must` means is worked out in `router/lab/gameday/out
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
-from router.config.sections.base import Positive, Seconds, Section
+from router.config.sections.base import SOME_TEXT, Positive, Seconds, Section
 
 FaultKind = Literal[
     "kill", "freeze", "wedge", "slow", "lossy_events", "wrong_events", "full_disk", "dead_pool", "partition",
@@ -198,7 +198,7 @@ class GamedayEnd(Section):
 class GamedayFile(Section):
     """One game day."""
 
-    about: str = Field(pattern=r"\S")
+    about: Annotated[str, SOME_TEXT]
     """what it is to show"""
     seed: int = 1
     """of the load, of the engines and of what the file leaves open; the same seed plays the same day"""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from ipaddress import ip_address
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, IPvAnyNetwork, model_validator
 
-from router.config.sections.base import PathName, Port, Positive, Seconds, Section
+from router.config.sections.base import SHA256, PathName, Port, Positive, Seconds, Section, Shape
 
 
 def is_loopback(host: str) -> bool:
@@ -76,7 +76,7 @@ class PickerConfig(Section):
 class AdminTokenConfig(Section):
     name: str
     """name of the holder, for logs and the audit log"""
-    hash: str = Field(pattern="^[0-9a-fA-F]{64}$")
+    hash: Annotated[str, SHA256]
     """sha256 of the token in hex (`printf %s TOKEN | sha256sum`)"""
     rights: list[Literal["read", "write", "override"]] = ["read"]
     """read: all GET endpoints and explain; write: drain instances, forget their caches, change policies and
@@ -98,7 +98,9 @@ class AdminConfig(Section):
     @model_validator(mode="after")
     def _require_tokens_beyond_loopback(self) -> AdminConfig:
         if not self.tokens and not is_loopback(self.host):
-            raise ValueError(f"open to everyone on {self.host}: list tokens, or set host to 127.0.0.1")
+            raise ValueError(
+                f"host: found {self.host}, which others reach, and no tokens: list some, or set it to 127.0.0.1"
+            )
         return self
 
 
@@ -111,7 +113,7 @@ class MetricsConfig(Section):
     """
     host: str = "127.0.0.1"
     """address of that listener"""
-    token_hash: str | None = Field(default=None, pattern="^[0-9a-fA-F]{64}$")
+    token_hash: Annotated[str, SHA256] | None = None
     """sha256 in hex of the bearer token that a scrape must have (`printf %s TOKEN | sha256sum`); null: none is
     needed
     """
@@ -154,7 +156,7 @@ class LimitsConfig(Section):
 
 
 class ExtraEndpoint(Section):
-    path: str = Field(pattern=r"^/")
+    path: Annotated[str, Shape(r"^/[\s\S]*$", "a path that begins with /, such as /v1/rerank")]
     """exact path to forward"""
     method: Literal["GET", "POST"] = "POST"
     """its HTTP method"""

@@ -117,17 +117,18 @@ class AliasConfig(Section):
     def _check_defaults(self) -> AliasConfig:
         least, most = self.defaults.max_tokens, self.caps.max_tokens
         if least is not None and most is not None and least > most:
-            raise ValueError(f"defaults: max_tokens is {least}, more than the {most} of caps")
+            raise ValueError(f"defaults.max_tokens: found {least}, wanted at most the {most} of caps.max_tokens")
         return self
 
     @model_validator(mode="after")
     def _check_split(self) -> AliasConfig:
         if (self.to is None) == (not self.split):
-            raise ValueError("give one of to and split")
+            found = "neither" if self.to is None else "both"
+            raise ValueError(f"found {found}, wanted one of to and split")
         if self.split:
             check_sum("split", {name: arm.share for name, arm in self.split.items()})
         elif self.experiment != SplitExperimentConfig():
-            raise ValueError("experiment: there is no split to compare")
+            raise ValueError("experiment: found no split to compare: give one, or remove the experiment")
         return self
 
     @model_validator(mode="after")
@@ -135,7 +136,7 @@ class AliasConfig(Section):
         before = [] if self.to is None else [self.to]
         for model in self.fallbacks:
             if model in before:
-                raise ValueError(f"fallbacks: {model} is named before")
+                raise ValueError(f"fallbacks: found {model}, which is named before: remove it")
             before.append(model)
         return self
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from router.config.sections.base import BaseUrl, Positive, Seconds, Section
+from router.config.sections.base import BaseUrl, Positive, Seconds, Section, Shape
 
 HashAlgo = Literal["sha256", "sha256_cbor", "xxhash", "xxhash_cbor"]
 
@@ -28,7 +28,7 @@ class PoolModelConfig(Section):
     """
     cache_prefix: str = ""
     """the store connector's `cache_prefix`"""
-    namespace: str = Field(default="", pattern="^(@.*)?$")
+    namespace: Annotated[str, Shape("^(@.*)?$", "nothing, or text that begins with @")] = ""
     """the store connector's namespace (shared-TP layouts), including its @"""
     tensor_parallel: Positive = 1
     """the engines' tensor parallel size"""

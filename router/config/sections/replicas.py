@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 from pydantic import Field
 
-from router.config.sections.base import Port, Section
+from router.config.sections.base import HostPort, Port, Section, VariableName
 from router.config.sections.discovery import HostName
-
-Address = Annotated[str, Field(pattern=r"^\S+:[1-9]\d{0,4}$")]
 
 
 class ReplicasConfig(Section):
     """Other routers in front of the same engines. All of them may have the same section."""
 
-    peers: list[Address] = []
+    peers: list[HostPort] = []
     """host:port of each router's `replicas.port`; this router's own address may be among them. Give one of `peers`,
     `dns` and `selector`"""
     dns: HostName | None = None
@@ -26,7 +22,7 @@ class ReplicasConfig(Section):
     """label selector of all routers' pods, as for `kubectl get pods -l`, in the namespace of this one; outside of
     the cluster, in that of `fleet.kubernetes`, with its API server. Each router listens at `port`
     """
-    secret_env: str
+    secret_env: VariableName
     """environment variable with the secret that all replicas share, of at least 16 characters
     (`openssl rand -hex 32`); without it no process can listen or report"""
     host: str = "0.0.0.0"

@@ -17,10 +17,10 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from router.config.sections.base import Positive, Section
+from router.config.sections.base import SOME_TEXT, Positive, Section
 
 Source = Annotated[
-    str, Field(pattern=r"\S", description="where it was published, how it was measured, or what it follows from")
+    str, SOME_TEXT, Field(description="where it was published, how it was measured, or what it follows from")
 ]
 
 
@@ -45,7 +45,7 @@ class SourcedSize(Section):
 class ProfileFile(Section):
     """One instance, all of its GPUs together."""
 
-    about: str = Field(pattern=r"\S")
+    about: Annotated[str, SOME_TEXT]
     """which model on which hardware, and what the numbers have in common"""
     kv_tokens: SourcedCount
     """capacity of the KV cache, tokens"""
@@ -81,7 +81,7 @@ class FaultWindow(Section):
     @model_validator(mode="after")
     def _check_order(self) -> FaultWindow:
         if self.until_s is not None and self.until_s <= self.from_s:
-            raise ValueError(f"until_s: {self.until_s:g} s is not after from_s, {self.from_s:g} s")
+            raise ValueError(f"until_s: found {self.until_s:g} s, wanted a time after from_s, {self.from_s:g} s")
         return self
 
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field
 
-from router.config.sections.base import PathName, Positive, Seconds, Section
+from router.config.sections.base import PathName, Positive, Seconds, Section, Shape
+
+ReceiverUrl = Annotated[
+    str, Shape(r"^https?://[^\s/?#@]+(/[^\s?#]*)?$", "a URL without user and query, such as http://collector:4318")
+]
 
 
 class TracingConfig(Section):
@@ -13,7 +19,7 @@ class TracingConfig(Section):
     timeout).
     """
 
-    endpoint: str | None = Field(default=None, pattern=r"^https?://[^\s/?#@]+(/[^\s?#]*)?$")
+    endpoint: ReceiverUrl | None = None
     """URL of an OTLP receiver, such as http://collector:4318; without a path, /v1/traces is added; null:
     OTEL_EXPORTER_OTLP_TRACES_ENDPOINT, OTEL_EXPORTER_OTLP_ENDPOINT, else http://localhost:4318"""
     sample_ratio: float | None = Field(default=None, ge=0, le=1)

@@ -9,6 +9,7 @@ because an answer on which engine after engine fails may be the cause.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -30,6 +31,8 @@ from router.request.request import Request
 from router.request.services import Services
 from router.scheduling.policy.record import Attempt, Record
 from router.scheduling.ticket import Ticket
+
+log = logging.getLogger("warmroute.web")
 
 BREAKS_ALLOWED = 2  # per answer: a rolling restart may break a long one twice; one more break ends it
 ENGINES_TRIED = 3  # in a row that do not begin to continue the answer
@@ -74,8 +77,17 @@ async def continue_stream(
 ) -> RelayEnd | None:
     """Complete an answer that broke off and was left open, by other engines, or end it with an error event."""
     if isinstance(end, RelayBroken) and end.open:
+        broke = len(record.attempts)
         await carry_on(request, record, end, services)
+        _log_end(record, record.attempts[broke - 1].decision.target, end.failure.value)
     return end
+
+
+def _log_end(record: Record, failed: str, failure: str) -> None:
+    """Log that an answer of the target `failed` was continued, or why it was not."""
+    by = f"continued by {record.attempts[-1].decision.target}"
+    outcome = by if record.uncontinued is None else f"not continued ({record.uncontinued})"
+    log.info("record %s: the answer of %s broke off, %s: %s", record.id, failed, outcome, failure)
 
 
 async def carry_on(request: Request, record: Record, broken: RelayBroken, services: Services) -> None:

@@ -19,6 +19,7 @@ from errno import ENOENT
 from io import FileIO
 from itertools import count
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from router.config.private_files import open_private
 
@@ -26,6 +27,12 @@ STEMS = ("decisions", "ledger")
 """Prefixes of file names: the current one, and the one of version 0.1, which is still read."""
 
 PLAIN, COMPRESSED, UNFINISHED = ".jsonl", ".jsonl.gz", ".jsonl.gz.tmp"
+
+
+def create_folder(folder: Path) -> None:
+    """Create the folder if it is missing, and a file in it, which is gone at once. Raises OSError if either fails."""
+    folder.mkdir(parents=True, exist_ok=True)
+    TemporaryFile(dir=folder).close()
 
 
 class OpenLogFile:

@@ -24,7 +24,7 @@ from router.clock import Clock
 from router.config import schema
 from router.features.decision_log.codec import RecordEncoder
 from router.features.decision_log.compression import FileCompressor
-from router.features.decision_log.files import OpenLogFile, list_plain
+from router.features.decision_log.files import OpenLogFile, create_folder, list_plain
 from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.request.request import Held, Request
 from router.request.services import Services
@@ -84,6 +84,7 @@ class DecisionLogWriter:
         self._written = self._unencodable = self._bytes = self._files = 0
         self._file: OpenLogFile | None = None
         self._records = 0  # in that file
+        self._has_folder = False  # it was seen to take files
         self._opened_at = self._checked_at = 0.0
         self._drops_logged = 0
         self._compressor = FileCompressor(folder, config.keep_bytes, sync=config.fsync != "never")
@@ -98,7 +99,7 @@ class DecisionLogWriter:
     # called on the event loop
 
     def start(self) -> None:
-        """Start the thread, once. A folder that cannot be created is logged and retried, at the start as later."""
+        """Start the thread, once. A folder that takes no files is logged and retried, at the start as later."""
         self._thread.start()
 
     def enter(self, request: Request, services: Services) -> None:
@@ -167,8 +168,12 @@ class DecisionLogWriter:
         return REST_S if writes or (self._compressor.busy and self._compressing.trouble is None) else IDLE_S
 
     def _write(self) -> bool:
-        """Write a slice of the queue; return whether any record was written."""
+        """Write a slice of the queue; return whether the disk was seen to work."""
         now = self._clock.now()
+        if not self._has_folder:  # at the start, not with the first request: whoever starts the router reads its log
+            create_folder(self._folder)
+            self._has_folder = True
+            return True
         try:
             written = self._append(now) if self._queue else 0
             if self._file is not None and (now - self._checked_at >= CHECK_S or self._is_full(self._file, now)):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import httpx
 
+from router.backends.failure import describe_failure
 from router.errors import WarmrouteError
 from router.lab.loadgen.client import ClientFailure, LoadClient, bearer
 from router.lab.loadgen.conversations import TextGenerator
@@ -34,7 +35,7 @@ async def find_first_model(url: str, api_key: str | None) -> str:
         status, body = refused.response.status_code, refused.response.text[:200]
         raise EndpointUnavailable(f"{url}/v1/models: status {status}: {body}") from None
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise EndpointUnavailable(f"{url}: {type(error).__name__}: {error}; is it running there? (--url)") from None
+        raise EndpointUnavailable(f"{url}: {describe_failure(error)}; is it running there? (--url)") from None
     except (ValueError, LookupError, TypeError):
         raise EndpointUnavailable(f"{url}/v1/models lists no model: name one with --model") from None
 

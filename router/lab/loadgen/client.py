@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Self
 import httpx
 import msgspec
 
+from router.backends.failure import describe_failure
 from router.clock import Clock
 
 ANSWER_TIMEOUT_S = 900.0  # from the first byte of a request to the last one of its answer
@@ -155,7 +156,7 @@ class LoadClient:
         except TimeoutError:
             return ClientFailure(None, f"no complete answer within {ANSWER_TIMEOUT_S:.0f} s")
         except httpx.HTTPError as error:
-            return ClientFailure(None, f"{type(error).__name__}: {error}")
+            return ClientFailure(None, describe_failure(error))
         except msgspec.DecodeError as error:
             return ClientFailure(200, f"a chunk cannot be read: {error}")
 

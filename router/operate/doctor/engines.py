@@ -50,18 +50,19 @@ def _describe_refusal(config: InstanceConfig, survey: EngineSurvey) -> tuple[str
                 "api_key_env",
                 f"export {config.api_key_env}=its --api-key",
             )
-        case "tls":
-            if "WRONG_VERSION" in (survey.error or ""):
-                return "does not speak TLS", "url", f"url: http://{urlsplit(config.url).netloc}"
+        case "plain":
+            return "does not speak TLS", "url", f"url: http://{urlsplit(config.url).netloc}"
+        case "untrusted":
             change = "ca_file: FILE  # PEM of the authority that signed its certificate"
-            return "its certificate is not trusted", "ca_file", change
+            return (survey.error or "").removeprefix("no answer: "), "ca_file", change
         case "unhealthy":
             return f"answers {survey.error}", "url", "restart it, and look at its log: its engine core has died"
         case "slow":
             return "does not answer in time", "url", "look whether its process hangs, or a firewall drops packets"
         case "unreachable":
             change = f"start it there, or url: http://HOST:PORT where it listens (not {config.url})"
-            return f"cannot be connected to at port {port}", "url", change
+            reason = (survey.error or "").removeprefix("no answer: ")
+            return f"cannot be connected to at port {port}: {reason}", "url", change
         case _:
             return f"does not answer as a vLLM engine: {survey.error}", "url", "url: the base URL of `vllm serve`"
 

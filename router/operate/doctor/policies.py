@@ -49,17 +49,6 @@ def check_tell_apart(subject: Subject) -> Iterator[FleetFinding]:
         )
 
 
-def check_built(subject: Subject) -> Iterator[FleetFinding]:
-    """Every policy in force can be built."""
-    for name in _names_in_force(subject):
-        try:
-            build_policy(name, subject.policies[name])
-        except ConfigError as error:
-            place = subject.place("policies", name)
-            why, change = "the router does not start with it", f"warmroute check names every problem of {name}"
-            yield FleetFinding("fault", error.complaints[0], why, change, (), place)
-
-
 def check_blind(subject: Subject) -> Iterator[FleetFinding]:
     """With tokenizers configured, some policy in force reads caches."""
     policies = _in_force(subject)
@@ -142,7 +131,7 @@ def _in_force(subject: Subject) -> dict[str, Policy]:
     """Build the active policy and those of the experiment's arms, except those that cannot be built."""
     found = {}
     for name in _names_in_force(subject):
-        with suppress(ConfigError):  # `check_built` reports it
+        with suppress(ConfigError):  # a reserved name, with which no router starts
             found[name] = build_policy(name, subject.policies[name])
     return found
 
@@ -218,7 +207,6 @@ WAYS = (
     ("load", Needs.LOAD, (_with_load,)),
 )
 CHECKS = (
-    Check("policies.built", "every policy in force can be built", "configuration", check_built),
     Check("policies.tell_apart", "policies that read caches or load choose by them", "configuration", check_tell_apart),
     Check("policies.blind", "with tokenizers, some policy reads caches", "configuration", check_blind),
     Check("policies.ties", "in a running router candidates have different costs", "router", check_ties),

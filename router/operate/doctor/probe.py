@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 import httpx
 import msgspec
 
+from router.backends.failure import describe_failure
 from router.backends.vllm.disaggregation import NIXL_PREFILL, prefill_body, read_kv_params
 from router.clock import Clock
 from router.config.schema import InstanceConfig
@@ -258,7 +259,7 @@ async def _post(client: httpx.AsyncClient, path: str, body: bytes, headers: Mapp
     except httpx.TimeoutException:
         return "no answer in time"
     except httpx.HTTPError as failure:
-        return f"no answer: {str(failure) or type(failure).__name__}"
+        return f"no answer: {describe_failure(failure)}"
     if answer.status_code != 200:
         return f"status {answer.status_code}"
     tail = UsageTail(Endpoint(path))

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from router.backends.failure import describe_failure
 from router.config.schema import Config
 from router.config.sections.base import url_host
 from router.operate.doctor.clients import HttpClients
@@ -24,7 +25,7 @@ async def ask_router(clients: HttpClients, url: str, *, config: Config | None, h
     try:
         listing = await client.get("/admin/instances")
     except httpx.HTTPError as failure:
-        return RouterAnswers(url, f"no answer: {str(failure) or type(failure).__name__}")
+        return RouterAnswers(url, f"no answer: {describe_failure(failure)}")
     if listing.status_code in (401, 403):
         return RouterAnswers(url, "it wants an admin token" if not has_token else "it refuses the admin token")
     found = _json(listing)

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from router.backends.failure import NOT_TLS, UNTRUSTED, describe_failure
 from router.backends.vllm.info import read_event_sources, read_models
 from router.backends.vllm.metrics import read_gauges
 from router.fleet.engine_facts import EventEndpoint, Gauges, ModelCard
@@ -26,8 +27,10 @@ CREATED = re.compile(rb"^(vllm:prefix_cache_queries_created\{[^}]*\} [0-9.e+]+)$
 DEFAULT_BLOCK_TOKENS = 16
 METRICS_READS = 4  # each on its own connection: two engines behind one address are missed with a chance of 1 in 8
 
-Refusal = Literal["unreachable", "slow", "tls", "key", "unhealthy", "other"]
-"""Why an engine cannot be used: no connection, no answer in time, its certificate, its API key, or its answer."""
+Refusal = Literal["unreachable", "slow", "plain", "untrusted", "key", "unhealthy", "other"]
+"""Why an engine cannot be used: no connection, no answer in time, no TLS, its certificate, its API key, or
+its answer.
+"""
 
 
 class EngineSurvey(NamedTuple):
@@ -132,11 +135,12 @@ async def read_starts(client: httpx.AsyncClient) -> frozenset[bytes]:
 
 def _failed(url: str, failure: Exception) -> EngineSurvey:
     refusal: Refusal = "other"
+    reason = describe_failure(failure)
     if isinstance(failure, httpx.TimeoutException):
         refusal = "slow"
     elif isinstance(failure, httpx.TransportError):
-        refusal = "tls" if "SSL" in str(failure) else "unreachable"
-    return EngineSurvey(url, f"no answer: {str(failure) or type(failure).__name__}", refusal=refusal)
+        refusal = "plain" if reason == NOT_TLS else "untrusted" if reason.startswith(UNTRUSTED) else "unreachable"
+    return EngineSurvey(url, f"no answer: {reason}", refusal=refusal)
 
 
 def _event_sources(answer: httpx.Response, url: str) -> tuple[EventEndpoint, ...] | None:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+from router.config.schema import FALLBACK_POLICY
 from scorers.contract import Row, Scorer, View
 
 Part = Literal["whole", "prefill", "decode"]
 """The unit of placement: a whole request, or one half of a pair."""
 
 
-FALLBACK = "fallback"
+FALLBACK = FALLBACK_POLICY
 """Name of the policy that decides if the active one fails."""
 
 

@@ -7,15 +7,15 @@ that names the plug-in. Sessions, experiments and the steps after the choice are
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from itertools import compress
 from math import isfinite
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 from router.config import schema
-from router.config.sections.base import PluginConfig
+from router.config.plugins import RESERVED, build_plugins
+from router.config.yaml_source import YamlPath, YamlProblem, format_path
 from router.errors import ConfigError, WarmrouteError, quote_name
 from router.scheduling.policy.decision import FALLBACK, Decision, Part, Term
 from scorers.best import Best
@@ -23,8 +23,6 @@ from scorers.contract import Filter, Measure, Needs, Picker, Plugin, Row, Scorer
 from scorers.least_requests import LeastRequests
 from scorers.parameters import parameters
 from scorers.registry import PluginError, Registry, load_registry
-
-K = TypeVar("K", bound=Plugin)
 
 _HALVES: tuple[Part, ...] = ("prefill", "decode")
 
@@ -197,16 +195,14 @@ def build_policy(
     learned. Raises ConfigError with every problem found, one per line.
     """
     registry = registry or _load_registry_for(name)
-    problems = (
-        [f"the name {FALLBACK!r} is reserved for the policy that decides when another fails"]
-        if name == FALLBACK
-        else []
-    )
-    whole = _build_parts(spec, "", registry, problems)
-    prefill = None if spec.prefill is None else _build_parts(spec.prefill, "prefill.", registry, problems)
-    decode = None if spec.decode is None else _build_parts(spec.decode, "decode.", registry, problems)
+    problems: list[YamlProblem] = []
+    if name == FALLBACK:
+        problems.append(YamlProblem((), RESERVED))
+    whole = _build_profile(spec, registry, problems)
+    prefill = None if spec.prefill is None else _build_profile(spec.prefill, registry, problems, ("prefill",))
+    decode = None if spec.decode is None else _build_profile(spec.decode, registry, problems, ("decode",))
     if problems or whole is None:
-        raise ConfigError(*(f"policies.{quote_name(name)}: {problem}" for problem in problems))
+        raise ConfigError(*(f"policies.{quote_name(name)}: {_describe(problem)}" for problem in problems))
     built = Policy(
         name,
         *whole,
@@ -242,30 +238,22 @@ class _PluginSet(NamedTuple):
     picker: NamedPicker
 
 
-def _build_parts(
-    spec: schema.SchedulingProfileConfig, where: str, registry: Registry, problems: list[str]
+def _build_profile(
+    spec: schema.SchedulingProfileConfig, registry: Registry, problems: list[YamlProblem], path: YamlPath = ()
 ) -> _PluginSet | None:
-    """Return the plug-ins of one scheduling profile, and append any problems to `problems`. `where` is the prefix
-    of the profile's keys.
+    """Return the plug-ins of the profile at `path`, and append what is wrong with them to `problems`. None: without a
+    picker.
     """
-
-    def build(kind: type[K], at: str, config: PluginConfig) -> K | None:
-        try:
-            return registry.build(kind, config.name, config.model_extra or {})
-        except PluginError as refusal:
-            problems.append(f"{where}{at}: {refusal}")
-            return None
-
-    filters = [(f.name, build(Filter, f"filters[{i}]", f)) for i, f in enumerate(spec.filters)]
-    scorers = [(s.name, s.weight, build(Scorer, f"scorers[{i}]", s)) for i, s in enumerate(spec.scorers)]
-    picker = build(Picker, "picker", spec.picker)
-    weighted = [WeightedScorer(n, w, s) for n, w, s in scorers if s is not None]
-    problems += [f"{where}scorers: {misfit}" if where else misfit for misfit in _find_misfits(weighted)]
-    if picker is None:
+    plugins = build_plugins(spec, registry, problems, path)
+    if plugins.picker is None:
         return None
-    return _PluginSet(
-        [NamedFilter(n, f) for n, f in filters if f is not None], weighted, NamedPicker(spec.picker.name, picker)
-    )
+    filters = [NamedFilter(*one) for one in plugins.filters]
+    return _PluginSet(filters, [WeightedScorer(*one) for one in plugins.scorers], NamedPicker(*plugins.picker))
+
+
+def _describe(problem: YamlProblem) -> str:
+    path = format_path(problem.path)
+    return f"{path}: {problem.text}" if path else problem.text
 
 
 def is_same_plugin(one: Plugin, other: Plugin) -> bool:
@@ -285,20 +273,6 @@ def fallback_policy() -> Policy:
     router, and cannot fail itself.
     """
     return Policy(FALLBACK, [], [WeightedScorer("least_requests", 1.0, LeastRequests())], NamedPicker("best", Best()))
-
-
-def _find_misfits(scorers: list[WeightedScorer]) -> list[str]:
-    """Return why these scorers cannot be added up in one policy."""
-    times = Counter(s.name for s in scorers)
-    problems = [f"scorer {n} is listed {times[n]} times; list it once" for n in sorted(times) if times[n] > 1]
-    if scorers and not any(s.weight > 0 for s in scorers):
-        problems.append("at least one scorer needs a weight above 0")
-    units = ", ".join(f"{s.name} in {s.scorer.unit.value}" for s in scorers)
-    if len({s.scorer.unit for s in scorers}) > 1:
-        problems.append(f"scorers of different units cannot be added up: {units}")
-    elif len(scorers) > 1 and scorers[0].scorer.unit is Unit.RAW:
-        problems.append(f"a scorer whose unit is raw must be the only one: {units}")
-    return problems
 
 
 def _apply_filter(a_filter: Filter, view: View) -> tuple[Row, ...]:

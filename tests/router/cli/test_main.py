@@ -103,7 +103,7 @@ def test_our_own_files_pass(shell: Shell, file: Path) -> None:
         (MAIN + "active: nobody\n", ["active", "nobody"]),
         (
             "scorers: [{name: prefix_overlapp}]\n",
-            ["policies.main", "'prefix_overlapp'", "prefix_overlap"],
+            ["main.yaml:1: scorers[0]: ", "'prefix_overlapp'", "prefix_overlap"],
         ),
         ("scorers: [{name: random, sed: 1}]\n", ["random", "sed"]),
         ("scorers: []\n", ["scorers"]),
@@ -133,7 +133,10 @@ def test_what_is_said_is_not_taken_for_markup(shell: Shell) -> None:
     [
         ([], "no engines: give URLs or --config FILE; for simulated engines: warmroute fleet"),
         (["http://a:1", "-c", CONFIGS / "production.yaml"], "give engine URLs or --config, not both"),
-        (["10.0.0.1:8100"], "fleet.instances[0].url: found other text, wanted text like ^https?://"),
+        (
+            ["10.0.0.1:8100"],
+            "fleet.instances[0].url: found no scheme, wanted http:// or https:// before the host: http://10.0.0.1:8100",
+        ),
         (["http://a:1", "http://a:1/"], 'found the address of instance "a:1" again'),
         (["http://a:1", "--tokenizer", "m"], "--tokenizer: found 'm', wanted MODEL=PATH"),
         (["http://a:1", "--tokenizer", "m=/no/such"], "tokenizers.m.path: no such folder: /no/such"),
@@ -163,7 +166,7 @@ def test_fleet_without_an_embedded_section_is_refused(shell: Shell) -> None:
 def test_what_needs_a_stack_section_says_so(shell: Shell) -> None:
     said = shell("stack", "-c", shell.file(MAIN))
     assert said.code == 2
-    assert "stack: is needed" in said.err
+    assert "stack: missing, and `warmroute stack` needs it" in said.err
 
 
 def test_a_stack_whose_router_has_no_port_does_not_start(shell: Shell) -> None:

@@ -67,7 +67,7 @@ def test_an_alias_is_what_it_names(tmp_path: Path) -> None:
 
 
 def test_a_key_given_twice(tmp_path: Path) -> None:
-    assert refusal(tmp_path, "a:\n  b: 1\n  c: 2\n  b: 3\n") == "4: a.b: given twice, first on line 2"
+    assert refusal(tmp_path, "a:\n  b: 1\n  c: 2\n  b: 3\n") == "4: a.b: given twice, first on line 2: remove one"
 
 
 def test_a_key_that_is_not_text(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read: is a directory"):
         load(tmp_path)
     (tmp_path / "b.yaml").write_bytes(b"a: \xff\n")
-    with pytest.raises(ConfigError, match=r"is not UTF-8 text \(byte 3\)"):
+    with pytest.raises(ConfigError, match=r"no UTF-8 text \(at byte 3\)"):
         load(tmp_path / "b.yaml")
 
 

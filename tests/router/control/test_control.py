@@ -76,6 +76,8 @@ async def test_nobody_knows_that_policy() -> None:
     house = ControlPlane()
     with pytest.raises(NotFound, match='unknown policy "nera": did you mean "near"'):
         await house.control.activate("nera", "ann")
+    with pytest.raises(NotFound, match='unknown policy "roundrobin": did you mean "round_robin"'):
+        await house.control.activate("roundrobin", "ann")
     with pytest.raises(NotFound, match='unknown policy "x": known here: far, near, other'):
         house.control.dump_policy("x")
 
@@ -103,7 +105,7 @@ async def test_a_rule_that_is_unknown_or_refuses_its_parameters_changes_nothing(
     house = ControlPlane()
     for text, complaint in [
         ("enabled: true\nrule: {name: fitt}", "did you mean 'fit'"),
-        ("enabled: true\nrule: {name: thunderagent, pause_above: 2}", "a share between 0 and 1"),
+        ("enabled: true\nrule: {name: thunderagent, pause_above: 2}", "found 2.0, wanted a share from 0 to 1"),
         ("enabled: true\nrules: {name: fit}", "rules"),
     ]:
         with pytest.raises(ConfigError, match=complaint):
@@ -197,9 +199,9 @@ async def test_several_policies_all_or_none() -> None:
         ("new", "{", "policy new:1: not YAML"),
         ("new", " ", "policy new:1: the text is empty"),
         ("new", "[" * 3000, "policy new:1: not YAML: nested more than 32 deep"),
-        ("new", BROKEN, "policies.new: scorers[0]: unknown scorer 'nobody'"),
+        ("new", BROKEN, "policy new:1: scorers[0]: unknown scorer 'nobody'"),
         ("a b", TEXTS["far"], "policy 'a b': a name has 1 to 100 letters, digits, dots, dashes or underscores"),
-        ("fallback", TEXTS["far"], "the name 'fallback' is reserved"),
+        ("fallback", TEXTS["far"], "found the name of the policy that decides when another fails"),
     ],
 )
 async def test_a_wrong_text_changes_nothing_and_is_remembered(name: str, text: str, said: str) -> None:
@@ -361,8 +363,8 @@ async def test_activate_ends_a_running_experiment() -> None:
     [
         ("{arms: {near: 50, fra: 50}}", 'experiment:1: arms.fra: unknown policy "fra": did you mean "far"?'),
         ("experiment:\n  arms: {near: 100}\n  shadows: [x]\n", "experiment:3: experiment.shadows[0]: unknown policy"),
-        ("{arms: {near: 50, far: 40}}", "experiment:1: arms: the shares add up to 90, not 100 (percent)"),
-        ("{arms: {near: -10, far: 110}}", "arms: near has a share of -10; every share must be above 0"),
+        ("{arms: {near: 50, far: 40}}", "experiment:1: arms: found shares that add up to 90, wanted 100 (percent)"),
+        ("{arms: {near: -10, far: 110}}", "arms.near: found the share -10, wanted more than 0"),
         ("{arms: {near: 50, near: 50}}", "experiment:1: arms.near: given twice"),
         ("experiment: {arms: {near: 100}}\nactive: far", "unknown key"),
     ],
@@ -479,7 +481,7 @@ async def test_a_changed_admission_section_takes_effect_and_a_wrong_one_does_not
     assert house.control.policy_set.admission.rule.model_extra == {"per_target": 3}
     files.say("near", "admission: {enabled: true, rule: {name: concurrency, per_target: 0}}\n")
     assert await house.control.reload_files() is None
-    assert "per_target: at least 1, not 0" in house.control.errors["files"].text
+    assert "per_target: found 0, wanted at least 1" in house.control.errors["files"].text
     await house.control.put_admission("enabled: true", "ann")
     files.say("near", "admission: {enabled: true, rule: {name: concurrency, per_target: 3}}\n")
     assert await house.control.reload_files()

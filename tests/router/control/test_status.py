@@ -93,7 +93,7 @@ class RouterParts:
         return None
 
     async def unanswered(self, instance: str, path: str, *, timeout_s: float) -> HttpAnswer | NoAnswer:
-        return "failed"
+        return NoAnswer("connection refused")
 
     def request(self, session: str | None = None) -> Record:
         number = self.core.selector.next_number()

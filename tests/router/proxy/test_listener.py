@@ -74,13 +74,13 @@ async def test_a_port_in_use_is_said_plainly():
 
 async def test_an_address_of_another_machine_is_said_plainly():
     listener = HttpListener(configure_server(Slow(), ListenConfig(host="192.0.2.1", port=0)))
-    with pytest.raises(ConfigError, match=r"cannot listen on 192\.0\.2\.1"):
+    with pytest.raises(ConfigError, match=r"192\.0\.2\.1 is no address of this machine"):
         await listener.start()
 
 
 def test_certificates_that_cannot_be_used_are_said_plainly(tmp_path):
     tls = TlsConfig(cert_file=str(tmp_path / "none.pem"), key_file=str(tmp_path / "none.key"))
-    with pytest.raises(ConfigError, match=r"listen\.tls"):
+    with pytest.raises(ConfigError, match=r"cert_file: .*none\.pem cannot be read: no such file"):
         configure_server(Slow(), ListenConfig(tls=tls))
 
 
@@ -324,7 +324,7 @@ async def test_a_handshake_that_fails_or_takes_too_long_costs_a_connection_and_n
     tls = TlsConfig(cert_file=certificate.cert_file, key_file=certificate.key_file)
     listener = await started(Slow(), handshake_s=0.2, tls=tls)
     (garbage, sending), (silent, silently) = await opened(listener, "127.0.0.1", 2)
-    sending.write(b"GET / HTTP/1.1\r\n\r\n")
+    sending.write(b"\x00 is no handshake \r\n\r\n")
     with suppress(ConnectionError):
         await asyncio.wait_for(garbage.read(), 5)
     with suppress(ConnectionError):
@@ -338,6 +338,19 @@ async def test_a_handshake_that_fails_or_takes_too_long_costs_a_connection_and_n
     assert await served([pair]) == 1
     for _, writer in ((garbage, sending), (silent, silently), pair):
         writer.transport.abort()
+    await listener.stop(0)
+
+
+@pytest.mark.parametrize("body", [b"", b"x" * 300_000])
+async def test_a_request_without_tls_is_told_to_use_it(certificate, body):
+    listener = await started(Slow(), tls=TlsConfig(cert_file=certificate.cert_file, key_file=certificate.key_file))
+    ((reader, writer),) = await opened(listener, "127.0.0.1", 1)
+    writer.write(b"POST / HTTP/1.1\r\nHost: r\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+    answer = await asyncio.wait_for(reader.read(), PATIENCE_S)
+    assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+    assert b"this port serves HTTPS: the URL begins with https://" in answer
+    assert listener.refused == {"handshake": 1}
+    writer.close()
     await listener.stop(0)
 
 

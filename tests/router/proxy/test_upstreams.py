@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from router.backends.fetch import Fetch, HttpAnswer
+from router.backends.fetch import Fetch, HttpAnswer, NoAnswer
 from router.errors import ConfigError
 from router.proxy.engine_connection import ExchangeFailure
 from router.proxy.headers import NO_HEADERS, ForwardedHeaders
@@ -67,7 +67,13 @@ async def test_fetch_gives_none_for_silence_death_and_strangers(house, upstreams
         assert await upstreams.fetch(instance, "/", timeout_s=0.05) is None
     assert upstreams.idle("silent") == 0
     reasons = {name: await upstreams.probe(name, "/", timeout_s=0.05) for name in ("silent", "stops", "dies", "closed")}
-    assert reasons == {"silent": "late", "stops": "late", "dies": "failed", "closed": "failed"}
+    late = NoAnswer("no answer within 0.05 s", late=True)
+    assert reasons == {
+        "silent": late,
+        "stops": late,
+        "dies": NoAnswer("the engine closed the connection"),
+        "closed": NoAnswer("connection refused"),
+    }
 
 
 async def test_a_connection_that_comes_too_late_is_no_late_answer(upstreams, monkeypatch):
@@ -76,7 +82,7 @@ async def test_a_connection_that_comes_too_late_is_no_late_answer(upstreams, mon
 
     upstreams.add("e", "http://127.0.0.1:1")
     monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", never)
-    assert await upstreams.probe("e", "/", timeout_s=0.05) == "failed"
+    assert await upstreams.probe("e", "/", timeout_s=0.05) == NoAnswer("no connection within 0.05 s")
 
 
 async def test_an_engine_is_not_blamed_for_the_time_in_which_the_router_was_busy(house):

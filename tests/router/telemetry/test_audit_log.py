@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from router.telemetry.audit_log import MAX_ENTRIES, AuditEntry, AuditLog, PoliciesInForce
+from router.telemetry.audit_log import MAX_ENTRIES, AuditEntry, AuditLog, PoliciesInForce, describe_changes
 from tests.fakes.engines import eventually
 
 NEAR = PoliciesInForce("near", {"near": "aa"})
@@ -53,6 +54,21 @@ async def test_one_line_of_json_each() -> None:
         },
         "plan": ["3 of 4 choices would change"],
     }
+
+
+def test_what_changed_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "warmroute.audit")
+    changes = ["active: near -> far", "arms: none -> near 90 %, far 10 %", "rolled back: none -> far"]
+    assert describe_changes(NEAR, FAR) == changes
+    assert describe_changes(NEAR, NEAR) == []
+    queued = {"enabled": True, "rule": {"name": "fit"}}
+    after = msgspec.structs.replace(NEAR, policies={"near": "cc"}, admission=queued)
+    assert describe_changes(NEAR, after) == [
+        'admission: defaults -> {"enabled":true,"rule":{"name":"fit"}}',
+        "policy near: aa -> cc",
+    ]
+    AuditLog().add(msgspec.structs.replace(an_entry(), changes=changes[:1], why="it is better"))
+    assert caplog.messages == ["ann: switch 0: active: near -> far: it is better"]
 
 
 async def test_it_survives_a_restart(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_of_an_unknown_beginning_and_of_two_targets_all_stay() -> None:
 
 
 def test_parameters_have_bounds() -> None:
-    with pytest.raises(ValueError, match="blocks: at least 1, not 0"):
+    with pytest.raises(ValueError, match=r"blocks: found 0, wanted at least 1"):
         DualHash(blocks=0)
 
 

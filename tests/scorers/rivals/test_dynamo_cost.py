@@ -102,7 +102,7 @@ def test_nothing_known_leaves_the_load() -> None:
 
 @pytest.mark.parametrize("name", ["overlap_score_credit", "host_cache_hit_weight", "decode_active_request_weight"])
 def test_no_weight_is_negative(name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name}: at least 0, not -1"):
+    with pytest.raises(ValueError, match=f"{name}: found -1.0, wanted at least 0"):
         DynamoCost(**{name: -1.0})
 
 

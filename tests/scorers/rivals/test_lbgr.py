@@ -85,7 +85,7 @@ def test_an_unknown_overlap_matches_nothing() -> None:
 
 
 def test_bounds() -> None:
-    with pytest.raises(ValueError, match=r"forgetting: a share between 0 and 1, not 1\.5"):
+    with pytest.raises(ValueError, match=r"forgetting: found 1\.5, wanted a share from 0 to 1"):
         Lbgr(forgetting=1.5)
-    with pytest.raises(ValueError, match="alpha: at least 0, not -1"):
+    with pytest.raises(ValueError, match=r"alpha: found -1\.0, wanted at least 0"):
         Lbgr(alpha=-1.0)

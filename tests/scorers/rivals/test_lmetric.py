@@ -63,7 +63,7 @@ def test_a_prompt_of_unknown_length_is_the_longest_run() -> None:
 
 
 def test_no_weight_is_negative() -> None:
-    with pytest.raises(ValueError, match="disk_cache_hit_weight: at least 0, not -1"):
+    with pytest.raises(ValueError, match=r"disk_cache_hit_weight: found -1\.0, wanted at least 0"):
         Lmetric(disk_cache_hit_weight=-1.0)
 
 

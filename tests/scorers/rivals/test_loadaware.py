@@ -60,7 +60,7 @@ def test_of_a_prompt_of_unknown_length_the_longest_run_is_the_whole() -> None:
 
 
 def test_parameters_have_bounds() -> None:
-    with pytest.raises(ValueError, match="beta: at least 0, not -1"):
+    with pytest.raises(ValueError, match=r"beta: found -1, wanted at least 0"):
         Loadaware(beta=-1)
 
 

@@ -87,7 +87,7 @@ def test_nothing_known_leaves_the_queue_to_decide() -> None:
 
 
 def test_parameters_have_bounds() -> None:
-    with pytest.raises(ValueError, match=r"balancing_threshold: at least 1, not 0.9"):
+    with pytest.raises(ValueError, match=r"balancing_threshold: found 0.9, wanted at least 1"):
         MooncakeAlg1(balancing_threshold=0.9)
 
 

@@ -61,5 +61,5 @@ def test_an_unknown_overlap_is_the_mean_of_the_others() -> None:
 
 
 def test_bounds() -> None:
-    with pytest.raises(ValueError, match="load_unit_tokens: at least 1, not 0"):
+    with pytest.raises(ValueError, match=r"load_unit_tokens: found 0, wanted at least 1"):
         Ramjet(load_unit_tokens=0)

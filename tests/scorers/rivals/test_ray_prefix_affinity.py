@@ -72,9 +72,9 @@ def test_of_a_prompt_of_unknown_length_any_match_is_long() -> None:
 
 
 def test_bounds() -> None:
-    with pytest.raises(ValueError, match="match_rate_threshold: a share between 0 and 1, not 10"):
+    with pytest.raises(ValueError, match=r"match_rate_threshold: found 10, wanted a share from 0 to 1"):
         RayPrefixAffinity(match_rate_threshold=10)
-    with pytest.raises(ValueError, match="imbalanced_threshold: at least 0, not -1"):
+    with pytest.raises(ValueError, match=r"imbalanced_threshold: found -1, wanted at least 0"):
         RayPrefixAffinity(imbalanced_threshold=-1)
 
 

@@ -76,9 +76,9 @@ def test_of_a_prompt_of_unknown_length_any_match_is_long() -> None:
 
 
 def test_bounds() -> None:
-    with pytest.raises(ValueError, match="cache_threshold: a share between 0 and 1, not 30"):
+    with pytest.raises(ValueError, match=r"cache_threshold: found 30, wanted a share from 0 to 1"):
         SglangThreshold(cache_threshold=30)
-    with pytest.raises(ValueError, match="balance_rel_threshold: at least 0, not -1"):
+    with pytest.raises(ValueError, match=r"balance_rel_threshold: found -1, wanted at least 0"):
         SglangThreshold(balance_rel_threshold=-1)
 
 

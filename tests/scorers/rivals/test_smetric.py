@@ -137,7 +137,7 @@ def test_an_unknown_overlap_matches_nothing() -> None:
 
 
 def test_bounds() -> None:
-    with pytest.raises(ValueError, match="prefill_rate: above 0, not 0"):
+    with pytest.raises(ValueError, match=r"prefill_rate: found 0\.0, wanted more than 0"):
         Smetric(prefill_rate=0.0)
-    with pytest.raises(ValueError, match="c_att: at least 0, not -1"):
+    with pytest.raises(ValueError, match=r"c_att: found -1\.0, wanted at least 0"):
         Smetric(c_att=-1.0)

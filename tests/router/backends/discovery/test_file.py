@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import yaml
 from router.backends.discovery.file import FileDiscovery
 from router.clock import ManualClock, SystemClock
 from router.config.schema import InstanceConfig
+from router.picker.credentials import make_self_signed
 from tests.suites.discovery import DiscoverySuite, Source, instances, next_of, watching
 
 
@@ -120,7 +122,7 @@ def test_the_age_counts_from_the_last_time_that_the_file_was_right(file: Looking
 def test_what_the_list_refers_to_may_come_later(file: Looking) -> None:
     file.path.write_text("- url: https://a:1\n  ca_file: ca.pem\n")
     assert file.look() == instances("a", "b")
-    (file.path.parent / "ca.pem").write_text("pem")
+    (file.path.parent / "ca.pem").write_bytes(make_self_signed(time.time())[1])
     found = file.look() or []
     assert [instance.ca_file for instance in found] == [str(file.path.parent / "ca.pem")]
 

@@ -34,6 +34,8 @@ WELL: dict[str, HttpAnswer | NoAnswer] = {
     "/v1/models": models("m"),
     "/kv_event_sources": sources(r0="tcp://*:5557"),
 }
+FAILED = NoAnswer("connection refused")
+LATE = NoAnswer("no answer within 2 s", late=True)
 ENDPOINT = EventEndpoint(0, "tcp://a:5557", None, "")
 
 
@@ -147,7 +149,7 @@ async def test_a_ready_one_is_asked_every_two_seconds_whether_it_is_well(scene: 
     assert len(scene.joins) == 1
 
 
-@pytest.mark.parametrize("answer", ["late", "failed", HttpAnswer(503, b""), HttpAnswer(500, b"")])
+@pytest.mark.parametrize("answer", [LATE, FAILED, HttpAnswer(503, b""), HttpAnswer(500, b"")])
 async def test_it_goes_down_within_a_second_of_the_first_failed_probe(
     scene: Scene, answer: HttpAnswer | NoAnswer
 ) -> None:
@@ -164,7 +166,7 @@ async def test_it_goes_down_within_a_second_of_the_first_failed_probe(
 
 
 async def test_a_down_one_is_asked_ever_less_often_and_joins_anew_when_it_is_back(scene: Scene) -> None:
-    scene.watch("a", health="failed")
+    scene.watch("a", health=FAILED)
     await scene.run_for(15.0)
     assert scene.state("a") is InstanceState.DOWN
     gaps = [b - a for a, b in zip(scene.probes("a"), scene.probes("a")[1:], strict=False)]
@@ -180,7 +182,7 @@ async def test_a_down_one_is_asked_ever_less_often_and_joins_anew_when_it_is_bac
 async def test_suspicion_brings_the_next_probe_forward(scene: Scene) -> None:
     scene.watch("a")
     await scene.run_for(0.1)
-    scene.engines["a"]["/health"] = "failed"
+    scene.engines["a"]["/health"] = FAILED
     scene.health.suspect("a")
     scene.health.suspect("nobody")
     await scene.run_for(0.4)
@@ -210,7 +212,7 @@ async def test_suspicion_during_a_probe_asks_once_more_after_it(scene: Scene) ->
         ("auto", HttpAnswer(200, b"{}"), [], True),
         ("auto", HttpAnswer(200, b"<html>"), [], None),
         ("auto", HttpAnswer(503, b""), [], None),
-        ("auto", "late", [], None),
+        ("auto", LATE, [], None),
         (
             "auto",
             sources(r1="tcp://*:5558", r0="tcp://*:5557"),
@@ -240,8 +242,12 @@ async def test_where_events_come_from(
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        ("failed", "no answer"),
-        ("late", "no answer in time"),
+        (FAILED, "GET /v1/models: connection refused: nothing listens at its url"),
+        (LATE, "GET /v1/models: no answer within 2 s"),
+        (
+            NoAnswer("the engine closed the connection"),
+            "the engine closed the connection: if it has TLS, write https://",
+        ),
         (HttpAnswer(401, b"{}"), "api_key_env"),
         (HttpAnswer(200, b"?"), "no list"),
         (models(), "no list"),
@@ -278,7 +284,7 @@ async def test_events_that_moved_mean_a_new_process(scene: Scene) -> None:
     assert scene.joins[1:] == [("a", ["m"], [EventEndpoint(0, "tcp://a:6000", None, "")])]
 
 
-@pytest.mark.parametrize("answer", ["late", "failed", HttpAnswer(500, b""), HttpAnswer(200, b"?")])
+@pytest.mark.parametrize("answer", [LATE, FAILED, HttpAnswer(500, b""), HttpAnswer(200, b"?")])
 async def test_a_question_that_went_unanswered_changes_nothing(scene: Scene, answer: HttpAnswer | NoAnswer) -> None:
     scene.watch("a")
     await scene.run_for(5.0)

@@ -24,7 +24,7 @@ def test_list_says_what_is_in_use_and_what_went_wrong(router: Running) -> None:
     assert rows["near"] == ["active,", "arm", "50%"]
     assert rows["far"] == ["arm", "50%"]
     assert rows["other"] == ["-", "-"]
-    assert "admin: not in force since 1970-01-01 01:23:20 UTC: policies.new: scorers[0]" in said
+    assert "admin: not in force since 1970-01-01 01:23:20 UTC: policy new:1: scorers[0]" in said
     assert "undo would take back: start experiment of near, far" in said
 
 
@@ -53,6 +53,7 @@ def test_plan_put_activate_undo_audit(router: Running, tmp_path: Path) -> None:
     assert router.house.active == "near"
     said = router.said(policy, "audit", "--limit", "2")
     assert "activate mine" in said
+    assert "active: near -> mine" in said
     assert "put policy mine" not in said
     assert "anybody" in said
 

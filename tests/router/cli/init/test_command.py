@@ -27,10 +27,11 @@ async def test_the_file_is_written_and_checks(shell: Shell, tmp_path: Path) -> N
 
 async def test_without_a_file_it_goes_to_standard_output(shell: Shell, tmp_path: Path) -> None:
     async with engine(cached_tokens=False) as fake:
-        said = await asyncio.to_thread(shell, "init", fake.url, "--policy", "lmetric")
+        said = await asyncio.to_thread(shell, "init", fake.url, "--policy", "lmetric", "--admin-port", "9001")
     assert said.code == 0
     assert "--enable-prompt-tokens-details" in said.out
-    assert read_config(shell.file(said.out)).active == "lmetric"
+    config = read_config(shell.file(said.out))
+    assert (config.active, config.listen.port, config.admin.port) == ("lmetric", 8000, 9001)
 
 
 @pytest.mark.parametrize(

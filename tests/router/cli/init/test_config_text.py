@@ -21,20 +21,20 @@ SURVEYS = [EngineSurvey(url, cards=(ModelCard("org/m: 1", "/models/m", None, Non
 
 def test_the_file_amounts_to_what_serve_starts_with() -> None:
     tokenizers = [f"org/m: 1={TOKENIZER}"]
-    text = config_text(SURVEYS, tokenizers, "warm", 8000)
+    text = config_text(SURVEYS, tokenizers, "warm", (8000, 8001))
     started = config_of_urls(URLS, tokenizers).model_copy(update={"policies_dir": None})
     assert parse_config(text, "main.yaml", Path("/")) == started
 
 
 def test_without_a_tokenizer_the_section_is_ready_to_be_taken_in() -> None:
-    text = config_text(SURVEYS, [], "lmetric", 0)
+    text = config_text(SURVEYS, [], "lmetric", (0, 0))
     assert yaml.safe_load(text)["active"] == "lmetric"
     code = "\n".join(line.removeprefix("#") for line in text.splitlines() if not re.match(r"# \S", line))
     assert yaml.safe_load(code)["tokenizers"] == {"org/m: 1": {"path": "/models/m"}}
 
 
 def test_an_engine_that_did_not_answer_is_a_commented_entry() -> None:
-    text = config_text([SURVEYS[0], EngineSurvey(URLS[1], error="GET /health: 503")], [], "warm", 8000)
+    text = config_text([SURVEYS[0], EngineSurvey(URLS[1], error="GET /health: 503")], [], "warm", (8000, 8001))
     assert (
         f"    # {URLS[1]}: GET /health: 503; take the # off the next line when it runs\n    #- url: {URLS[1]}\n" in text
     )
@@ -44,7 +44,7 @@ def test_an_engine_that_did_not_answer_is_a_commented_entry() -> None:
 
 
 def test_where_events_are_is_ready_to_be_taken_in_for_engines_that_cannot_be_asked() -> None:
-    text = config_text([SURVEYS[0]._replace(sources=None)], [], "warm", 8000, "ENGINE_KEY")
+    text = config_text([SURVEYS[0]._replace(sources=None)], [], "warm", (8000, 8001), "ENGINE_KEY")
     code = yaml.safe_load(text.replace("      #", "      "))
     (instance,) = code["fleet"]["instances"]
     assert instance["api_key_env"] == "ENGINE_KEY"
@@ -64,7 +64,7 @@ def test_what_an_engine_says_of_itself_cannot_become_configuration() -> None:
     )
     silent = EngineSurvey(URLS[1], error=evil)
     for tokenizers in ([], [f"{evil}={TOKENIZER}"]):
-        text = config_text([hostile, silent], tokenizers, "warm", 8000)
+        text = config_text([hostile, silent], tokenizers, "warm", (8000, 8001))
         assert all(line.isprintable() for line in text.split("\n"))
         config = parse_config(text, "main.yaml", Path("/"))
         assert config.admin.host == "127.0.0.1"

@@ -77,13 +77,13 @@ def test_a_share_is_a_number_or_percent(written: str, share: float) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("arms: {warm: 90, random: 20}", "arms: the shares add up to 110, not 100 (percent)"),
-        ("arms: {warm: 110, random: -10}", "arms: random has a share of -10; every share must be above 0"),
-        ("arms: {warm: 100, random: 0}", "arms: random has a share of 0; every share must be above 0"),
+        ("arms: {warm: 90, random: 20}", "arms: found shares that add up to 110, wanted 100 (percent)"),
+        ("arms: {warm: 110, random: -10}", "arms.random: found the share -10, wanted more than 0"),
+        ("arms: {warm: 100, random: 0}", "arms.random: found the share 0, wanted more than 0"),
         ("arms: {warm: 90, randm: 10}", 'experiment:1: arms.randm: unknown policy "randm": did you mean "random"?'),
         ("arms: {warm: 50, warm: 50}", "arms.warm: given twice"),
-        ("arms: {warm: 100}\nshadows: [warm]", "shadows: warm is an arm already"),
-        ("arms: {warm: 100}\nshadows: [random, random]", "shadows: random is given twice"),
+        ("arms: {warm: 100}\nshadows: [warm]", "shadows: found warm, which is an arm already: remove it"),
+        ("arms: {warm: 100}\nshadows: [random, random]", "shadows: found random twice: remove one"),
         ("arms: {warm: 100}\nshadows: [nope]", 'experiment:2: shadows[0]: unknown policy "nope"'),
         ("arms: {}", "arms"),
         ("unit: sesion\narms: {warm: 100}", "experiment:1: unit"),
@@ -95,7 +95,10 @@ def test_a_share_is_a_number_or_percent(written: str, share: float) -> None:
         ("arms: {a: {share: 100, policy: wrm}}", 'experiment:1: arms.a.policy: unknown policy "wrm"'),
         ("arms: {warm: {share: 100, rule: fit}}", "experiment:1: arms.warm.rule"),
         ("arms: {warm: {share: 100, admission: {name: fit}}}", "compare them with unit: time"),
-        ("arms: {a: {share: 100, policy: warm}}\nshadows: [warm]", "shadows: warm is an arm already"),
+        (
+            "arms: {a: {share: 100, policy: warm}}\nshadows: [warm]",
+            "shadows: found warm, which is an arm already: remove it",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_with_its_place(text: str, says: str) -> None:

@@ -46,7 +46,7 @@ def test_a_parameter_has_a_value_that_engines_take() -> None:
 
 def test_defaults_keep_within_caps() -> None:
     message = refused("{chat: {to: llama, defaults: {max_tokens: 100}, caps: {max_tokens: 50}}}")
-    assert "models.chat: defaults: max_tokens is 100, more than the 50 of caps" in message
+    assert "models.chat.defaults.max_tokens: found 100, wanted at most the 50 of caps.max_tokens" in message
 
 
 def test_an_alias_of_an_alias_and_a_cycle_are_refused() -> None:
@@ -74,15 +74,15 @@ def test_a_split_over_a_model_and_its_revision() -> None:
 
 
 def test_an_alias_is_one_model_or_a_split_whose_shares_add_up() -> None:
-    assert "models.chat: give one of to and split" in refused("{chat: {}}")
-    assert "models.chat: give one of to and split" in refused(f"{{chat: {{to: llama, split: {SPLIT}}}}}")
+    assert "models.chat: found neither, wanted one of to and split" in refused("{chat: {}}")
+    assert "models.chat: found both, wanted one of to and split" in refused(f"{{chat: {{to: llama, split: {SPLIT}}}}}")
     message = refused("{chat: {split: {a: {model: x, share: 50}, b: {model: y, share: 40}}}}")
-    assert "models.chat: split: the shares add up to 90, not 100 (percent)" in message
-    assert "experiment: there is no split to compare" in refused("{chat: {to: llama, experiment: {seed: 1}}}")
+    assert "models.chat.split: found shares that add up to 90, wanted 100 (percent)" in message
+    assert "experiment: found no split to compare" in refused("{chat: {to: llama, experiment: {seed: 1}}}")
     assert "wanted more than 0" in refused("{chat: {split: {a: {model: x, share: 100}, b: {model: y, share: 0}}}}")
 
 
 def test_a_fallback_is_named_once() -> None:
     assert read("{chat: {to: a, fallbacks: [b, c]}}").models["chat"].models == ("a", "b", "c")
-    assert "models.chat: fallbacks: b is named before" in refused("{chat: {to: a, fallbacks: [b, b]}}")
-    assert "models.chat: fallbacks: a is named before" in refused("{chat: {to: a, fallbacks: [a]}}")
+    assert "models.chat.fallbacks: found b, which is named before" in refused("{chat: {to: a, fallbacks: [b, b]}}")
+    assert "models.chat.fallbacks: found a, which is named before" in refused("{chat: {to: a, fallbacks: [a]}}")

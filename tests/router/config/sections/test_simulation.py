@@ -105,7 +105,10 @@ def test_nothing_at_all_is_refused(tmp_path: Path, text: str) -> None:
             "slow:\n- {instance: 1}\n- {instance: 2, factor: 1}",
             ":3: slow[1].factor: found the number 1, wanted more than",
         ),
-        ("slow: [{instance: 1, from_s: 5, until_s: 5}]", ":1: slow[0]: until_s: 5 s is not after from_s, 5 s"),
+        (
+            "slow: [{instance: 1, from_s: 5, until_s: 5}]",
+            ":1: slow[0].until_s: found 5 s, wanted a time after from_s, 5 s",
+        ),
         ("pool_away: [{from_s: -1}]", ":1: pool_away[0].from_s: found the number -1, wanted at least 0"),
         ("events_lost: 5", ":1: events_lost: found the number 5, wanted at most 1"),
         ("events_lost: 5%", ':1: events_lost: found the text "5%", wanted a number'),

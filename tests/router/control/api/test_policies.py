@@ -132,15 +132,15 @@ def test_several_at_once_or_none(wheel: Wheel) -> None:
             "PUT",
             "/admin/experiment",
             b"{arms: {near: 50, far: 49}}",
-            (422, "invalid_experiment", "experiment:1: arms: the shares add up to 99, not 100 (percent)"),
+            (422, "invalid_experiment", "experiment:1: arms: found shares that add up to 99, wanted 100 (percent)"),
         ),
         ("DELETE", "/admin/experiment", b"", (409, "no_experiment", "no experiment is running")),
         ("POST", "/admin/undo", b"", (409, "nothing_to_undo", "there is no switch left to undo")),
         (
             "POST",
             "/admin/activate",
-            b'{"policy": "x"}',
-            (404, "unknown_policy", 'unknown policy "x": known here: far, near, other'),
+            b'{"policy": "nera"}',
+            (404, "unknown_policy", 'unknown policy "nera": did you mean "near"?'),
         ),
         ("POST", "/admin/activate", b"{}", (422, "invalid_value", "policy: Field required")),
         (

@@ -35,7 +35,7 @@ async def test_a_key_opens_and_a_wrong_one_is_told() -> None:
 
 
 async def test_nobody_there_is_one_line() -> None:
-    with pytest.raises(EndpointUnavailable, match=r"127\.0\.0\.1:1: ConnectError.*--url"):
+    with pytest.raises(EndpointUnavailable, match=r"127\.0\.0\.1:1: connection refused.*--url"):
         await find_first_model(NOBODY, None)
     async with LoadClient(NOBODY, "m", SystemClock()) as client:
         with pytest.raises(EndpointUnavailable, match="the first request failed: no answer"):

@@ -119,7 +119,7 @@ def test_every_problem_is_told_at_once(folder: Path) -> None:
     assert lines[0] == (
         f'--policy: unknown policy "round_robbin": did you mean "round_robin"? (in {folder}); or give a file (.yaml)'
     )
-    assert lines[1].startswith("policies.broken: scorers[0]: unknown scorer 'roud_robin'")
+    assert lines[1].startswith(f"{broken}:1: scorers[0]: unknown scorer 'roud_robin'")
     assert str(folder / "gone.yaml") in lines[2]
     assert lines[3] == '--policy: "random" is given twice; rename one of the files'
     assert len(lines) == 4
