@@ -17,6 +17,8 @@ from router.backends.discovery.discovery import Discovery
 from router.backends.feeds.health import HealthProbe
 from router.backends.token_ids.passthrough import TokenIdPassthrough
 from router.clock import Clock
+from router.config import schema
+from router.config.reader import dump_yaml
 from router.control.cache_tree import describe_cache, find_block_tokens
 from router.control.control import Control
 from router.control.fault_watch import FaultWatch
@@ -68,6 +70,8 @@ class Status:
     faults: FaultWatch
     clock: Clock
     run_id: str
+    config: schema.Config  # as this process was started with
+    started_wall_s: float
     features: Mapping[str, Feature]  # the configured ones, by name
     peers: PeerExchange | None = None  # None: this process is the only one
     host_records: HostRecords | None = None  # of other workers
@@ -132,6 +136,16 @@ class Status:
         """Return the faults that fail no request and belong to no single instance."""
         return self.faults.describe_fleet()
 
+    def dump_config(self) -> str:
+        """Return the configuration in force as YAML with every default: that of the start, with the policies,
+        experiment and admission that are in force now. Hashes of tokens are left out.
+        """
+        admin, now = self.config.admin, self.control.policy_set
+        tokens = [token.model_copy(update={"hash": "not shown"}) for token in admin.tokens]
+        in_force = {"active": now.active, "experiment": now.experiment, "admission": now.admission}
+        config = self.config.model_copy(update=in_force | {"admin": admin.model_copy(update={"tokens": tokens})})
+        return dump_yaml(config, {name: one.spec for name, one in now.policies.items() if one.spec is not None})
+
     def discovery_ages(self) -> dict[str, float | None]:
         """Return, by discovery source, the seconds since its last answer; None before the first answer, and for a
         source that is not queried.
@@ -164,8 +178,8 @@ class Status:
         return None if self.host_records is None else await self.host_records.find(record_id, others)
 
     async def find_records(self, query: RecordQuery) -> list[bytes]:
-        """Return the matching records of all workers as JSON, newest first. A session may also be given by its
-        client's name for it, with ` / ` between joined names.
+        """Return the matching records of all workers as JSON, in the order of the query. A session may also be given
+        by its client's name for it, with ` / ` between joined names.
         """
         names = {name for session in query.sessions for name in (session, read_joined(session))}
         named = tuple(map(self.scheduler.view_builder.session_pseudonym, names))
@@ -173,7 +187,7 @@ class Status:
         own = await self.recent_records.encode(query)
         if self.host_records is None:
             return own
-        return await asyncio.to_thread(sort_records, own + await self.host_records.select(query), query.limit)
+        return await asyncio.to_thread(query.sort_encoded, own + await self.host_records.select(query))
 
     async def list_target_requests(self, target: str, limit: int) -> list[TargetRequest]:
         """Return the newest requests whose last attempt was at `target`, newest first."""
@@ -323,18 +337,6 @@ def list_policies_in_force(policy_set: PolicySet) -> list[PolicyInForce]:
     arms = [PolicyInForce("arm", arm, policies[experiment.policies[arm]].digest) for arm in policy_set.live_arms]
     shadows = [PolicyInForce("shadow", name, policies[name].digest) for name in experiment.shadows]
     return [active, *arms, *shadows]
-
-
-class RecordTime(msgspec.Struct):
-    """The part of an encoded record that gives its age."""
-
-    at_wall_s: float
-
-
-def sort_records(records: list[bytes], limit: int) -> list[bytes]:
-    """Return the newest `limit` of some encoded records, newest first."""
-    decode = msgspec.json.Decoder(RecordTime).decode
-    return sorted(records, key=lambda record: decode(record).at_wall_s, reverse=True)[:limit]
 
 
 def describe_stream(stream: EventStream | None, source: EventEndpoint | None, now: float) -> dict[str, Any] | None:

@@ -5,7 +5,7 @@ import { ask, read } from "./admin.js";
 import { confirmAction } from "./actions.js";
 import { Chart } from "./charts.js";
 import { flowByTarget } from "./flow_sums.js";
-import { count, duration, memoryText, momentOf, timeOf, tokens } from "./format.js";
+import { count, duration, memoryText, momentOf, plural, timeOf, tokens } from "./format.js";
 import { html, useEffect, useRef, useState } from "./lib.js";
 
 const REFRESH_MS = 5000;
@@ -36,15 +36,15 @@ export function TargetDetail({ id, store, troubles }) {
     <header><h2 id="target-name" tabindex="-1" ref=${heading}>${id}</h2><a class="close" href="#fleet" aria-label="Close ${id}">✕</a></header>
     ${troubles.map((t) => html`<p class="trouble ${t.level}">${t.text}</p>`)}
     <${Actions} store=${store} cell=${cell} />
-    <${Facts} cell=${cell} detail=${detail} flow=${flowByTarget(store.flowTargets).get(id)} />
+    <${Facts} id=${id} cell=${cell} detail=${detail} flow=${flowByTarget(store.flowTargets).get(id)} />
     ${error ? html`<p class="error">${error.message}</p>` : ""}
     ${
         kept && kept.t.length > 1
             ? html`
       <${Chart} title="Requests, since this page was opened" t=${kept.t} height=${120} format=${count} marks=${marksOf(store, cell)}
         series=${[
-            { label: "this router's", color: "--c1", values: kept.requests },
-            { label: "waiting in the engine", color: "--c2", values: kept.waiting },
+            { label: "this router's", color: "--router", values: kept.requests },
+            { label: "waiting in the engine", color: "--engine", values: kept.waiting },
         ]} />
       <${Chart} title="KV memory in tokens, since this page was opened" t=${kept.t} height=${120} format=${tokens} marks=${marksOf(store, cell)}
         series=${[
@@ -78,7 +78,7 @@ function Actions({ store, cell }) {
     return html`<p class="buttons"><button onClick=${start}>${drained ? "Undrain" : "Drain"} …</button></p>`;
 }
 
-function Facts({ cell, detail, flow }) {
+function Facts({ id, cell, detail, flow }) {
     const target = detail?.instance.targets?.find((t) => t.rank === cell.rank);
     const stream = target?.stream;
     const facts = [
@@ -106,6 +106,12 @@ function Facts({ cell, detail, flow }) {
             flow?.compared || flow?.predicted
                 ? `${tokens(flow.predicted)} → ${tokens(flow.compared)} tokens in 5 min`
                 : undefined,
+        ],
+        [
+            "requests",
+            flow
+                ? html`${count(flow.placed)} in 5 min, <a href="#request/?show=failed&target=${encodeURIComponent(id)}" class=${flow.failed ? "bad" : ""}>${plural(flow.failed, "error")}</a>`
+                : "none in 5 min",
         ],
         [
             "promises so far",
@@ -156,7 +162,7 @@ function SpeedChart({ detail, id }) {
         { label: "learned", color: "--ink", values: x.map(curve) },
         {
             label: "measured, alone",
-            color: "--c1",
+            color: "--c3",
             points: true,
             values: measured.map((r) => (r.alone ? r.ttft_ms : null)),
         },
