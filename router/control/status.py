@@ -55,6 +55,7 @@ from router.tenants.isolation import read_joined
 
 NO_BLOCKS = IndexStats((0, 0, 0), 0, 0, True)
 NOT_LOADING = {"warming": False, "handing_off": False}
+HIDDEN = "not shown"
 
 
 @dataclass(frozen=True)
@@ -140,10 +141,13 @@ class Status:
         """Return the configuration in force as YAML with every default: that of the start, with the policies,
         experiment and admission that are in force now. Hashes of tokens are left out.
         """
-        admin, now = self.config.admin, self.control.policy_set
-        tokens = [token.model_copy(update={"hash": "not shown"}) for token in admin.tokens]
-        in_force = {"active": now.active, "experiment": now.experiment, "admission": now.admission}
-        config = self.config.model_copy(update=in_force | {"admin": admin.model_copy(update={"tokens": tokens})})
+        admin, metrics, now = self.config.admin, self.config.metrics, self.control.policy_set
+        in_force: dict[str, object] = {"active": now.active, "experiment": now.experiment, "admission": now.admission}
+        tokens = [token.model_copy(update={"hash": HIDDEN}) for token in admin.tokens]
+        in_force["admin"] = admin.model_copy(update={"tokens": tokens})
+        if metrics.token_hash is not None:
+            in_force["metrics"] = metrics.model_copy(update={"token_hash": HIDDEN})
+        config = self.config.model_copy(update=in_force)
         return dump_yaml(config, {name: one.spec for name, one in now.policies.items() if one.spec is not None})
 
     def discovery_ages(self) -> dict[str, float | None]:

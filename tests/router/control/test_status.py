@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
+import yaml
 
 from router.backends.discovery.discovery import StaticDiscovery
 from router.backends.discovery.file import FileDiscovery
@@ -251,6 +253,14 @@ def test_a_router_alone_is_one_worker(router: RouterParts) -> None:
     (alone,) = router.status.describe_workers()
     assert (alone["number"], alone["pid"], alone["run"], alone["up"]) == (0, os.getpid(), "r", True)
     assert alone["policies"] == {"warm": WARM.digest}
+
+
+def test_the_configuration_in_force_shows_no_hash_of_a_token(router: RouterParts) -> None:
+    tokens = [{"name": "ann", "hash": "a" * 64, "rights": ["read"]}]
+    config = schema.Config.model_validate({"admin": {"tokens": tokens}, "metrics": {"token_hash": "b" * 64}})
+    shown = yaml.safe_load(replace(router.status, config=config).dump_config())
+    assert (shown["admin"]["tokens"][0]["name"], shown["admin"]["tokens"][0]["hash"]) == ("ann", "not shown")
+    assert shown["metrics"]["token_hash"] == "not shown"
 
 
 def test_the_snapshot_behind_the_metrics(router: RouterParts) -> None:
