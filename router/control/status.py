@@ -281,7 +281,7 @@ class Status:
             index_stats=stream.stats if stream is not None else NO_BLOCKS,
             recalled_blocks=stream.recalled_blocks if stream is not None else 0,
             stream_state=sequencer.state if sequencer is not None else "off",
-            trusted=sequencer is not None and sequencer.trusted and accuracy.trusted,
+            trusted=None if sequencer is None else sequencer.trusted and accuracy.trusted,
             lag_s=sequencer.lag_s if sequencer is not None else None,
             batches=stream.batches if stream is not None else 0,
             events=sequencer.events if sequencer is not None else 0,

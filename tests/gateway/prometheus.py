@@ -1,6 +1,6 @@
-"""A real Prometheus for a test: `async with Prometheus.run(addresses, folder, guard) as running`.
+"""A real Prometheus for a test: `async with Prometheus.run({JOB: addresses}, folder, guard) as running`.
 
-It scrapes the routers at `addresses` once a second and evaluates the shipped alerts, with Prometheus' defaults besides.
+It scrapes the routers of each job once a second and evaluates the shipped alerts, with Prometheus' defaults besides.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ import asyncio
 import itertools
 import json
 import math
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -38,15 +39,24 @@ class Prometheus:
     @classmethod
     @asynccontextmanager
     async def run(
-        cls, addresses: Sequence[str], folder: Path, guard: ProcessGuard, *, honor_labels: bool = False
+        cls,
+        jobs: Mapping[str, Sequence[str]],
+        folder: Path,
+        guard: ProcessGuard,
+        *,
+        honor_labels: bool = False,
+        rules: Path = RULES,
     ) -> AsyncIterator[Self]:
         """Start it, wait until it is ready, end it. Its log and data are in `folder`."""
         name, (port,) = f"prometheus-{next(NUMBERS)}", free_ports(1)
-        scrapes = {"job_name": JOB, "honor_labels": honor_labels, "static_configs": [{"targets": list(addresses)}]}
+        scrapes = [
+            {"job_name": job, "honor_labels": honor_labels, "static_configs": [{"targets": list(addresses)}]}
+            for job, addresses in jobs.items()
+        ]
         config = {
             "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
-            "rule_files": [str(RULES)],
-            "scrape_configs": [scrapes],
+            "rule_files": [str(rules)],
+            "scrape_configs": scrapes,
         }
         file = folder / f"{name}.yaml"
         file.write_text(json.dumps(config))  # JSON is YAML
@@ -63,7 +73,7 @@ class Prometheus:
 
     async def scrapes(self) -> int:
         """Return how often each router was scraped with success, the fewest of them."""
-        found = await self.read("query", query=f'min(sum_over_time(up{{job="{JOB}"}}[1h]))')
+        found = await self.read("query", query="min(sum_over_time(up[1h]))")
         return int(float(found["result"][0]["value"][1])) if found["result"] else 0
 
     async def series(self, expression: str, since: float, until: float) -> list[Labels]:
@@ -74,6 +84,11 @@ class Prometheus:
         return [
             one["metric"] for one in found["result"] if any(math.isfinite(float(value)) for _, value in one["values"])
         ]
+
+    async def firing(self, since: float | None = None) -> list[Labels]:
+        """Return the labels of the alerts that fire now, or that fired at some second since then."""
+        expression, now = 'ALERTS{alertstate="firing"}', time.time()
+        return await self.series(expression, now if since is None else since, now)
 
     async def read(self, path: str, **parameters: Any) -> Any:
         """Return `data` of an answer of its HTTP API."""

@@ -30,7 +30,7 @@ from tests.fakes.otlp import receiver
 from tests.fakes.webhook import Webhook
 from tests.gateway.alerts import read_rules
 from tests.gateway.conftest import need
-from tests.gateway.prometheus import Labels, Prometheus
+from tests.gateway.prometheus import JOB, Labels, Prometheus
 from tests.paths import CONFIGS
 from tests.patience import PATIENCE_S
 
@@ -144,8 +144,8 @@ async def watch(folder: Path, guard: ProcessGuard) -> dict[bool, Watched]:
     async with run_fleet(folder) as fleet:
         addresses = [router.url.removeprefix("http://") for router in fleet.routers]
         async with (
-            Prometheus.run(addresses, folder, guard) as usual,
-            Prometheus.run(addresses, folder, guard, honor_labels=True) as honest,
+            Prometheus.run({JOB: addresses}, folder, guard) as usual,
+            Prometheus.run({JOB: addresses}, folder, guard, honor_labels=True) as honest,
         ):
             since = time.time()
             async with Load(fleet.routers):

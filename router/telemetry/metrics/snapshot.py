@@ -42,7 +42,7 @@ class TargetState(NamedTuple):
     index_stats: IndexStats
     recalled_blocks: int  # learned from other evidence than their events
     stream_state: str  # one of STREAM_STATES
-    trusted: bool
+    trusted: bool | None  # None: its events are not followed
     lag_s: float | None
     batches: int
     events: int

@@ -41,7 +41,8 @@ HELP = {
     "index_bytes": "estimated memory of the target's index entries",
     "index_orphan_blocks": "blocks whose parent is not known (yet)",
     "index_recalled_blocks_total": "blocks whose events were missed, learned from later events and from answers",
-    "stream_trusted": "1 while the target's events are trusted, 0 while approximate knowledge is used instead",
+    "stream_trusted": "1 while the target's events are trusted, 0 while approximate knowledge is used instead; no "
+    "sample for a target whose events are not followed",
     "stream_lag_seconds": "age of the last event batch when it arrived, by both clocks",
     "stream_batches_total": "event batches received",
     "stream_events_total": "events applied",

@@ -271,7 +271,7 @@ def test_the_snapshot_behind_the_metrics(router: RouterParts) -> None:
     assert (a.requests, a.prefilling, *a.gauges[:3]) == (1, 1, 3, 2, 0.25)
     assert (*a.index_stats[:2], a.batches, a.events, dict(a.skipped)) == ((5, 0, 0), 0, 1, 1, {"group": 1})
     assert (a.stream_state, a.trusted, a.lag_s) == ("live", True, 1.0)
-    assert (b.stream_state, b.trusted, b.lag_s, b.index_stats.blocks) == ("off", False, None, (0, 0, 0))
+    assert (b.stream_state, b.trusted, b.lag_s, b.index_stats.blocks) == ("off", None, None, (0, 0, 0))
     assert (c.state, c.gauges.running, c.batches, c.index_stats.bytes) == ("joining", None, 0, 0)
     assert list(families(snapshot))
 
