@@ -50,14 +50,14 @@ function engines(store, cells) {
     for (const [key, { prefill, decode }] of pairGroups(cells))
         if (!prefill.length || !decode.length)
             problems.push({ level: "warn", text: `${names([...prefill, ...decode])} (${key}) cannot be paired` });
-    const draining = of("draining").length;
+    const away = ["draining", "drained"].map((state) => [of(state).length, state]).filter(([count]) => count);
     return verdict("Engines", "fleet", problems, {
-        text: `${of("ready").length} of ${total} ready${draining ? `, ${draining} draining` : ""}`,
+        text: [`${of("ready").length} of ${total} ready`, ...away.map((one) => one.join(" "))].join(", "),
     });
 }
 
 function events(store, cells) {
-    const joined = cells.filter((cell) => cell.state === "ready" || cell.state === "draining");
+    const joined = cells.filter((cell) => ["ready", "draining", "drained"].includes(cell.state));
     const streams = joined.filter((cell) => cell.stream);
     const problems = [];
     const off = joined.filter((cell) => !cell.stream && !cell.silent_faults?.length).length;
