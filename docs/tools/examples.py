@@ -21,6 +21,7 @@ import shutil
 import tempfile
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ import yaml
 
 from docs.tools.chart_schema import VALUES_SCHEMA
 from docs.tools.pages import ROOT, SHELL, Block
+from router.clock import SystemClock
 from router.config.reader import load_policies, read_any, read_config, read_instances
 from router.config.schema import Config, PolicyConfig
 from router.errors import ConfigError
@@ -108,8 +110,23 @@ def _made(folder: Path, found: re.Match[str]) -> str:
         path.mkdir(parents=True, exist_ok=True)
     else:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(CONTENTS.get(found["key"], ""), encoding="utf-8")
+        path.write_text(_content(found["key"]), encoding="utf-8")
     return f"{found['key']}:{found['gap']}{path}"
+
+
+def _content(key: str) -> str:
+    """Return what a file under `key` has to contain."""
+    if key in ("ca_file", "cert_file"):
+        return _make_pair()[1].decode()
+    return _make_pair()[0].decode() if key == "key_file" else CONTENTS.get(key, "")
+
+
+@cache
+def _make_pair() -> tuple[bytes, bytes]:
+    """Return a private key and its certificate."""
+    from router.picker.credentials import make_self_signed  # here: most examples need none
+
+    return make_self_signed(SystemClock().wall())
 
 
 def _read(folder: Path, text: str, kind: str) -> None:

@@ -30,6 +30,7 @@ from router.cli.serve import command as serve_command
 from router.cli.simulate.options import simulate as simulate_command
 from router.cli.terminal.failures import err, run
 from router.cli.terminal.logs import log_to_stderr
+from router.cli.terminal.options import CaOption
 from router.cli.workload.command import workload as workload_commands
 from router.errors import ConfigError, WarmrouteError
 
@@ -92,6 +93,7 @@ def load(
         str | None, typer.Option(help="model to request; default: the first one that the endpoint lists")
     ] = None,
     api_key: Annotated[str | None, typer.Option(envvar="WARMROUTE_API_KEY", help="API key of the endpoint")] = None,
+    ca_file: CaOption = None,
     agents: Annotated[int | None, typer.Option(min=1, help="closed loop: sessions at once; default: 16")] = None,
     rate: Annotated[float | None, typer.Option(help="open loop: requests per second; default: the workload's")] = None,
     sessions: Annotated[int | None, typer.Option(min=1, help="number of sessions")] = None,
@@ -131,7 +133,17 @@ def load(
         chosen = chosen if rate is None else pace_sessions(chosen, rate)
     at_once = agents or (16 if chosen.is_closed and rate is None else None)
     request = LoadRequest(
-        url, model, api_key, at_once, duration, processes, "ids" if ids else "text", seed, json, chart
+        url,
+        model,
+        api_key,
+        None if ca_file is None else str(ca_file),
+        at_once,
+        duration,
+        processes,
+        "ids" if ids else "text",
+        seed,
+        json,
+        chart,
     )
     _exit(asyncio.run(run_load(request, chosen)))
 

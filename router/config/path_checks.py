@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from router.config.pem_files import PemFault, find_ca_fault, load_pair
+from router.config.pem_files import PemFault, load_pair, load_trust
 from router.config.schema import Config, EventSource, InstanceConfig
 from router.config.sections.base import WILDCARDS, split_base_url, url_host
 from router.config.sections.discovery import KubernetesConfig
@@ -201,7 +201,7 @@ def _check_tls(config: Config) -> Iterator[YamlProblem]:
             *_check_file((*path, "key_file"), tls.key_file),
         ]
         yield from missing
-        if not missing and isinstance(fault := load_pair(tls), PemFault):
+        if not missing and isinstance(fault := load_pair(tls.cert_file, tls.key_file), PemFault):
             yield YamlProblem((*path, fault.key), fault.text)
 
 
@@ -229,8 +229,12 @@ def _check_file(path: YamlPath, name: str | None) -> Iterator[YamlProblem]:
 
 
 def _check_ca(path: YamlPath, name: str | None) -> Iterator[YamlProblem]:
-    if name is not None and (text := _find_file_fault(name) or find_ca_fault(name)) is not None:
+    if name is None:
+        return
+    if (text := _find_file_fault(name)) is not None:
         yield YamlProblem(path, text)
+    elif isinstance(fault := load_trust(name), PemFault):
+        yield YamlProblem(path, fault.text)
 
 
 def _find_file_fault(name: str) -> str | None:

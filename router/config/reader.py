@@ -109,6 +109,9 @@ def read_main(path: Path | str) -> ReadConfig:
 
 def _read_all(document: YamlDocument, *, followed: bool = True) -> ReadConfig:
     config = _validate(document, Config)
+    if config.experiment is not None:
+        experiment = _name_arms(document, config.experiment, config.active, ("experiment",))
+        config = config.model_copy(update={"experiment": experiment})
     policies: dict[str, PolicyConfig] = {}
     problems = [problem for problem in check_references(config) if followed or problem.path not in FOLLOWED]
     problems += check_config(config, _load_registry())
@@ -199,12 +202,15 @@ def parse_policies(text: str) -> dict[str, PolicyConfig]:
     return policies
 
 
-def parse_experiment(text: str, policies: Collection[str]) -> ExperimentConfig:
-    """Parse an `experiment` section over `policies`, with or without that key above it. Raises ConfigError."""
+def parse_experiment(text: str, policies: Collection[str], active: str) -> ExperimentConfig:
+    """Parse an `experiment` section over `policies`, with or without that key above it. Without arms, the policy that
+    is active is its only one. Raises ConfigError.
+    """
     document = parse(text, "experiment", limits=POLICY)
     nested = isinstance(document.data, dict) and "experiment" in document.data
     experiment = _validate(document, ExperimentFile).experiment if nested else _validate(document, ExperimentConfig)
-    path = ("experiment",) if nested else ()
+    path: YamlPath = ("experiment",) if nested else ()
+    experiment = _name_arms(document, experiment, active, path)
     unknown = check_experiment_policies(experiment, policies, path)
     _require_none(document, unknown + check_experiment_rules(experiment, _load_registry(), path))
     return experiment
@@ -361,6 +367,13 @@ def _validate(document: YamlDocument, kind: type[T]) -> T:
     except ValidationError as error:
         problems = translate_errors(document.data, kind, error, most=MAX_COMPLAINTS)
         raise document.to_error(problems, error.error_count() - len(problems)) from None
+
+
+def _name_arms(document: YamlDocument, experiment: ExperimentConfig, active: str, path: YamlPath) -> ExperimentConfig:
+    try:
+        return experiment.with_arms(active)
+    except ValueError as error:
+        raise document.to_error([YamlProblem((*path, "shadows"), str(error))]) from None
 
 
 def _validate_policy(document: YamlDocument) -> PolicyConfig:

@@ -226,7 +226,8 @@ class Control:
         files = list_shipped_policies()
         with self._recording_failure(request):
             known = self.policy_set.policies.keys()
-            experiment = await asyncio.to_thread(parse_experiment, text, known | files.keys())
+            active = self.policy_set.active
+            experiment = await asyncio.to_thread(parse_experiment, text, known | files.keys(), active)
             missing = {*experiment.policies.values(), *experiment.shadows} - known
             shipped = {name: await asyncio.to_thread(read_policy_file, files[name]) for name in sorted(missing)}
             request = request._replace(what=f"start experiment of {', '.join(experiment.arms)}")

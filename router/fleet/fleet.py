@@ -9,6 +9,7 @@
     joining     |        yes         |       -       |          yes          |    yes    |
     ready       |         -          |      yes      |          yes          |    yes    |
     draining    |         -          |       -       |          yes          |    yes    |
+    drained     |         -          |       -       |     it has none       |    yes    |
     down        |         -          |       -       |    if it still can    |    yes    |
 
 A down instance that answers goes through joining again: it may be a new process with other models and an empty
@@ -17,7 +18,7 @@ has delivered part of an answer meanwhile. If no ready instance is left that can
 that are down only because of time-outs get requests as if they were ready (panic, as in Envoy). The operator's
 `drain` persists across all of these states: a drained engine that restarts stays drained until it is undrained. An
 instance whose source reports that it gets no new requests (a pod that is not ready, or terminates) is shown as
-draining, too, until its source reports otherwise. An instance that fails while joining is also down.
+draining or drained, too, until its source reports otherwise. An instance that fails while joining is also down.
 
 This module does no I/O: times are arguments, and `backends/feeds/health.py` does the probing.
 """

@@ -35,6 +35,7 @@ class InstanceState(StrEnum):
     JOINING = "joining"
     READY = "ready"
     DRAINING = "draining"
+    DRAINED = "drained"
     DOWN = "down"
 
 
@@ -266,8 +267,8 @@ def _do_nothing() -> None:
 
 
 class Instance:
-    """One engine server. `lifecycle` is joining, ready or down; `state` may also be draining, if the operator
-    drains the instance (`drained`) or its source reports that it gets no new requests (not `accepting`).
+    """One engine server. `lifecycle` is joining, ready or down; `state` may also be draining or drained, if the
+    operator drains the instance (`drained`) or its source reports that it gets no new requests (not `accepting`).
     """
 
     __slots__ = (
@@ -298,9 +299,12 @@ class Instance:
 
     @property
     def state(self) -> InstanceState:
-        """The lifecycle state, except that a ready instance that gets no new requests is draining."""
-        drains = (self.drained or not self.accepting) and self.lifecycle is InstanceState.READY
-        return InstanceState.DRAINING if drains else self.lifecycle
+        """The lifecycle state, except that a ready instance that gets no new requests is draining, and drained when it
+        has none left.
+        """
+        if self.lifecycle is not InstanceState.READY or (self.accepting and not self.drained):
+            return self.lifecycle
+        return InstanceState.DRAINING if self.requests else InstanceState.DRAINED
 
     @property
     def is_slow(self) -> bool:

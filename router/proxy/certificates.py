@@ -51,7 +51,7 @@ class Certificates:
         return _identify(self._tls.cert_file), _identify(self._tls.key_file)
 
     def _load(self) -> ssl.SSLContext:
-        loaded = load_pair(self._tls)
+        loaded = load_pair(self._tls.cert_file, self._tls.key_file)
         if isinstance(loaded, PemFault):
             raise ConfigError(f"tls.{loaded.key}: {loaded.text}")
         return loaded

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 from router.backends.failure import describe_failure
 from router.backends.fetch import ANSWER_BYTES, HttpAnswer, NoAnswer
+from router.config.pem_files import PemFault, load_trust
 from router.config.sections.base import split_base_url
 from router.errors import ConfigError
 from router.proxy.engine_connection import EngineConnection, ExchangeFailure, Sink
@@ -238,10 +239,10 @@ class TlsContexts:
     def get(self, ca_file: str | None) -> ssl.SSLContext:
         """Return the context for a CA file; None: the system's CAs. Raises `ConfigError` for an unusable file."""
         if ca_file not in self._contexts:
-            try:
-                self._contexts[ca_file] = ssl.create_default_context(cafile=ca_file)
-            except OSError as error:
-                raise ConfigError(f"ca_file {ca_file}: {error}") from error
+            loaded = load_trust(ca_file)
+            if isinstance(loaded, PemFault):
+                raise ConfigError(f"{loaded.key}: {loaded.text}")
+            self._contexts[ca_file] = loaded
         return self._contexts[ca_file]
 
 

@@ -212,7 +212,7 @@ class Run:
 
     async def _drained_everywhere(self) -> bool:
         found = [await self._instances(router) for router in self.routers if not router.is_away]
-        return all(one["engine-0"]["state"] == "draining" for one in found)
+        return all(one["engine-0"]["state"] in ("draining", "drained") for one in found)
 
     async def _all_heard(self) -> bool:
         running = [router for router in self.routers if not router.is_away]

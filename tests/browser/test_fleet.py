@@ -189,8 +189,8 @@ async def test_draining_is_confirmed_first(router, browse) -> None:
         assert (await r.instances())[a.address]["state"] == "ready"
         await page.get_by_role("button", name="Drain …").click()
         await dialog.get_by_role("button", name="Drain").click()
-        await expect(page.locator(".cell.draining")).to_have_count(1, timeout=SOON_MS)
-        assert (await r.instances())[a.address]["state"] == "draining"
+        await expect(page.locator(".cell.drained")).to_have_count(1, timeout=SOON_MS)
+        assert (await r.instances())[a.address]["state"] == "drained"
 
 
 def token(name: str, *rights: str) -> dict[str, Any]:

@@ -147,6 +147,7 @@ async def test_a_drained_instance_finishes_what_it_has_and_gets_nothing_new(rout
         finished = await running
         assert finished.content.endswith(b"data: [DONE]\n\n")
         assert finished.headers["x-warmroute-target"] == f"{a.address}/0"
+        assert (await r.instances())[a.address]["state"] == "drained"
 
         undrained = await r.admin.post(f"/admin/instances/{a.address}/undrain")
         assert undrained.json() == {"id": a.address, "draining": False}

@@ -64,7 +64,7 @@ async def test_the_next_session_hits_elsewhere_what_only_the_drained_engine_held
         assert (handoff["end"], handoff["planned"], handoff["loaded"]) == ("done", 1, 1)
         (sent,) = [json.loads(one.body) for one in loads(staying)]
         assert sent["request_id"].startswith("warmroute-preload-drain-")
-        assert (await r.instances())[name]["state"] == "draining"
+        assert (await r.instances())[name]["state"] == "drained"
         assert r.booked == 0
         (said,) = await agents(r, 1, first=100)
         await r.hear()
@@ -89,7 +89,7 @@ async def test_it_serves_until_then_and_a_second_call_drains_it_at_once(router: 
         assert said.instance == name
         await drain(r, name)
         seen = (await r.instances())[name]
-        assert (seen["state"], seen["handing_off"]) == ("draining", False)
+        assert (seen["state"], seen["handing_off"]) == ("drained", False)
         assert (await drained(r, name))["end"] == "stopped"
         booking.release()
 
@@ -113,7 +113,7 @@ async def test_time_is_limited(router: Any) -> None:
         name = leaving.server.options.name
         await drain(r, name)
         assert (await drained(r, name))["end"] == "late"
-        assert r.core.fleet.get(name).state is InstanceState.DRAINING
+        assert r.core.fleet.get(name).state is InstanceState.DRAINED
         assert loads(staying) == []
         booking.release()
 
@@ -157,11 +157,11 @@ async def test_off_or_alone_it_is_drained_at_once(router: Any) -> None:
     async with engine(name="a") as a, engine(name="b") as b, router(named(a, b)) as r:
         await agents(r, 3)
         await drain(r, "a")
-        assert r.core.fleet.get("a").state is InstanceState.DRAINING
+        assert r.core.fleet.get("a").state is InstanceState.DRAINED
     async with engine(name="a") as a, router(named(a), preload=ON) as r:
         await agents(r, 3)
         await drain(r, "a")
-        assert r.core.fleet.get("a").state is InstanceState.DRAINING
+        assert r.core.fleet.get("a").state is InstanceState.DRAINED
         assert (await preloads(r))["handoffs"] == []
 
 

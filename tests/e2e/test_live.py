@@ -84,7 +84,7 @@ async def test_a_whole_picture_then_what_changed(router) -> None:
             await r.admin.post(f"/admin/instances/{a.address}/drain")
             name, delta = await feed.next()
             assert name == "delta"
-            assert delta["targets"][f"{a.address}/0"].items() >= {"state": "draining", "drained": True}.items()
+            assert delta["targets"][f"{a.address}/0"].items() >= {"state": "drained", "drained": True}.items()
             assert "model" not in delta["targets"][f"{a.address}/0"], "only what changed is sent"
             await feed.until(lambda: any(mark["kind"] == "state" for mark in feed.marks))
 

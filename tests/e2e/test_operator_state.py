@@ -28,7 +28,7 @@ async def in_force(router: RouterProcess) -> tuple[list[bool], str]:
     """Which engines are drained, and the policy."""
     instances = (await router.admin.get("/admin/instances")).raise_for_status().json()["instances"]
     policies = (await router.admin.get("/admin/policies")).raise_for_status().json()
-    return [instance["state"] == "draining" for instance in instances], policies["active"]
+    return [instance["state"] == "drained" for instance in instances], policies["active"]
 
 
 async def stop(router: RouterProcess) -> None:

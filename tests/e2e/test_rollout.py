@@ -75,7 +75,7 @@ async def test_a_command_that_fails_leaves_its_engine_drained_and_the_others_alo
             code, out = await rollout(r, "--command", "false {id}", "--look", "0", "--engine", "s1")
             assert code == 1
             assert "s1: the command failed with 1; the engine stays drained" in out
-            assert {i.id: i.state for i in r.core.fleet} == {"s0": InstanceState.READY, "s1": InstanceState.DRAINING}
+            assert {i.id: i.state for i in r.core.fleet} == {"s0": InstanceState.READY, "s1": InstanceState.DRAINED}
 
 
 async def test_an_engine_is_proved_alone_and_by_prompts(router) -> None:

@@ -14,6 +14,7 @@ import httpx
 
 from router.backends.failure import describe_failure
 from router.cli.terminal.variables import read_variable
+from router.config.pem_files import trust_of
 from router.errors import ConfigError, WarmrouteError
 
 DEFAULT = "http://127.0.0.1:8001"
@@ -22,12 +23,15 @@ INPUT_ERRORS = frozenset({404, 413, 422})
 
 
 class AdminClient:
-    """The admin API at `url`. `token_env`: environment variable with the admin token; None sends no token."""
+    """The admin API at `url`. `token_env`: environment variable with the admin token; None sends no token. `ca_file`:
+    certificates to trust; None: the system's CAs.
+    """
 
-    def __init__(self, url: str = DEFAULT, token_env: str | None = None) -> None:
+    def __init__(self, url: str = DEFAULT, token_env: str | None = None, ca_file: str | None = None) -> None:
         """Raise ConfigError for a bad URL, or when the environment variable is not set."""
         self._url = url.rstrip("/")
         self._headers = {}
+        self._ca_file = ca_file
         try:
             parts = urlsplit(self._url)
             valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -65,7 +69,8 @@ class AdminClient:
     def _call(self, method: str, path: tuple[str, ...], **call: Any) -> httpx.Response:
         url = f"{self._url}/admin/" + "/".join(quote(part, safe="") for part in path)
         try:
-            with httpx.Client(headers=self._headers, timeout=TIMEOUT_S, trust_env=False) as client:
+            verify = trust_of(url, self._ca_file)
+            with httpx.Client(headers=self._headers, timeout=TIMEOUT_S, trust_env=False, verify=verify) as client:
                 response = client.request(method, url, **call)
         except httpx.ConnectError as refused:
             reason = describe_failure(refused)

@@ -34,7 +34,7 @@ def drain(
 
     client = client_at(admin, token_env)
     found = _find(client, engine)
-    if found.state != "draining" and not found.handing_off:  # a second call would cut a hand-off short
+    if found.state not in ("draining", "drained") and not found.handing_off:  # a second call would cut a hand-off short
         client.post(None, "instances", engine, "drain")
     undo = f"`warmroute undrain {engine}` ends that"
     if not wait:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from router.cli.terminal.options import CaOption
 from router.cli.terminal.variables import read_variable
 from router.errors import ConfigError
 
@@ -45,6 +46,7 @@ def doctor(
         str | None,
         typer.Option(metavar="NAME", help="environment variable with the API key of engines that only a router names"),
     ] = None,
+    ca_file: CaOption = None,
 ) -> None:
     """Name what is wrong with a fleet: a configuration, running routers, or both. It changes nothing.
 
@@ -60,6 +62,7 @@ def doctor(
 
     logging.getLogger("warmroute").addHandler(logging.NullHandler())  # the findings cover what router modules log
     options = _read_options(config, url or [], token_env, api_key_env, passive=passive, fix=fix)
+    options = options._replace(ca_file=None if ca_file is None else str(ca_file))
     examination = asyncio.run(examine(options, SystemClock()))
     if fix and config is not None:
         from router.operate.doctor.patch import make_patch

@@ -49,6 +49,7 @@ class LoadRequest:
     url: str
     model: str | None = None  # None: the first one that the endpoint lists
     api_key: str | None = None
+    ca_file: str | None = None  # certificates to trust; None: the system's CAs
     at_once: int | None = None  # concurrent agents of a closed loop; None: an open loop
     duration_s: float | None = None  # no request is sent after it
     processes: int = 2
@@ -90,10 +91,10 @@ async def run_load(
 
 async def _start_report(request: LoadRequest, workload: Workload, clock: Clock) -> LoadReport:
     """Return an empty report, after the endpoint has answered. Raises EndpointUnavailable."""
-    model = request.model or await find_first_model(request.url, request.api_key)
+    model = request.model or await find_first_model(request.url, request.api_key, request.ca_file)
     per_word = None
     if request.prompts == "text":
-        async with LoadClient(request.url, model, clock, request.api_key) as client:
+        async with LoadClient(request.url, model, clock, request.api_key, request.ca_file) as client:
             per_word = await measure_tokens_per_word(client, request.text_seed)
     return LoadReport(
         url=request.url,
@@ -114,6 +115,7 @@ def _jobs(request: LoadRequest, report: LoadReport) -> list[LoadJob]:
             url=report.url,
             model=report.model,
             api_key=request.api_key,
+            ca_file=request.ca_file,
             name=f"{workload.name}-{report.text_seed}",
             text_seed=report.text_seed,
             prompts=request.prompts,

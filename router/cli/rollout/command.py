@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from router.cli.admin.commands import HERE, AdminOption, TokenOption
+from router.cli.terminal.options import CaOption
 from router.cli.terminal.variables import read_variable
 from router.errors import ConfigError, WarmrouteError
 
@@ -67,6 +68,7 @@ def rollout(
     restart_timeout: Annotated[float, typer.Option(min=0, help="seconds for an engine to be ready again")] = 1800.0,
     passive: PassiveOption = False,
     api_key_env: ApiKeyOption = None,
+    ca_file: CaOption = None,
     admin: AdminOption = HERE,
     token_env: TokenOption = None,
 ) -> None:
@@ -87,8 +89,9 @@ def rollout(
     if (command is None) != by_others:
         raise ConfigError("rollout: either --command '...' or --by-others")
     clock, console = SystemClock(), readable_console()
-    router = AdminRouter(AdminClient(admin, token_env), metrics, clock)
-    prove = prover(admin, token_env, api_key_env, passive=passive)
+    trusted = None if ca_file is None else str(ca_file)
+    router = AdminRouter(AdminClient(admin, token_env, trusted), metrics, clock, ca_file=trusted)
+    prove = prover(admin, token_env, api_key_env, passive=passive, ca_file=trusted)
     bounds = RolloutBounds(max_failed, max_p90, min_hits)
     times = RolloutTimes(look, drain_timeout, restart_timeout, settle)
     starter = None if command is None else command_starter(command)
@@ -125,11 +128,19 @@ class AdminRouter:
     engine drained.
     """
 
-    def __init__(self, client: AdminClient, metrics_url: str, clock: Clock, patience_s: float = PATIENCE_S) -> None:
+    def __init__(
+        self,
+        client: AdminClient,
+        metrics_url: str,
+        clock: Clock,
+        patience_s: float = PATIENCE_S,
+        ca_file: str | None = None,
+    ) -> None:
         self._client = client
         self._metrics_url = metrics_url
         self._clock = clock
         self._patience_s = patience_s
+        self._ca_file = ca_file
         self._has_answered = False
 
     def engines(self) -> list[EngineReading]:
@@ -167,10 +178,12 @@ class AdminRouter:
         import httpx
 
         from router.backends.failure import describe_failure
+        from router.config.pem_files import trust_of
         from router.operate.rollout.figures import read_figures
 
         try:
-            answer = httpx.get(self._metrics_url, timeout=METRICS_TIMEOUT_S, trust_env=False)
+            verify = trust_of(self._metrics_url, self._ca_file)
+            answer = httpx.get(self._metrics_url, timeout=METRICS_TIMEOUT_S, trust_env=False, verify=verify)
             return read_figures(answer.raise_for_status().text)
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as failure:
             raise WarmrouteError(f"--metrics: {self._metrics_url}: {describe_failure(failure)}") from failure
@@ -205,7 +218,7 @@ def _fill(word: str, engine: EngineReading) -> str:
 
 
 def prover(
-    admin: str, token_env: str | None, api_key_env: str | None, *, passive: bool
+    admin: str, token_env: str | None, api_key_env: str | None, *, passive: bool, ca_file: str | None = None
 ) -> Callable[[str], Mapping[str, str]]:
     """Return a function that examines one engine as the doctor does, and returns the faults by check. Raises
     ConfigError for a variable that is not set.
@@ -219,7 +232,8 @@ def prover(
         from router.operate.doctor.gather import DoctorOptions
         from router.operate.doctor.suite import examine
 
-        options = DoctorOptions(None, (admin.rstrip("/"),), token, api_key, passive, frozenset((engine,)))
+        only = frozenset((engine,))
+        options = DoctorOptions(None, (admin.rstrip("/"),), token, api_key, passive, only, ca_file)
         found = asyncio.run(examine(options, SystemClock())).findings
         return {
             one.finding.check: f"{one.finding.what} [{one.finding.check}]"

@@ -97,9 +97,9 @@ class ExperimentConfig(Section):
     """what is assigned to an arm as a whole; time: all requests of a time window (switchback)"""
     seed: int = 0
     """seed of the assignment; equal seeds give equal assignments on every replica"""
-    arms: dict[str, Arm] = Field(min_length=1, max_length=MAX_ARMS)
+    arms: dict[str, Arm] = Field(default={}, max_length=MAX_ARMS)
     """policies and their shares in percent, which add up to 100; the first is the one others are compared with.
-    Instead of a number, `{share, policy, admission}`
+    Instead of a number, `{share, policy, admission}`; without any, the active policy decides beside `shadows`
     """
     shadows: list[str] = Field(default=[], max_length=MAX_ARMS)
     """policies whose choice is computed and recorded for every request, but not executed"""
@@ -119,7 +119,10 @@ class ExperimentConfig(Section):
         for name, arm in self.arms.items():
             if not arm.share > 0:
                 raise ValueError(f"arms.{name}: found the share {arm.share:g}, wanted more than 0")
-        check_sum("arms", self.shares)
+        if self.arms:
+            check_sum("arms", self.shares)
+        elif not self.shadows:
+            raise ValueError("found neither arms nor shadows, wanted policies to compare")
         return self
 
     @model_validator(mode="after")
@@ -136,6 +139,16 @@ class ExperimentConfig(Section):
         if self.compares_admission and self.unit != "time":
             raise ValueError("arms: admission rules share the memory of one fleet: compare them with unit: time")
         return self
+
+    def with_arms(self, active: str) -> ExperimentConfig:
+        """Return the experiment, with the policy that is active as its only arm if it has none. Raises ValueError if
+        that policy is a shadow.
+        """
+        if self.arms:
+            return self
+        if active in self.shadows:
+            raise ValueError(f"found {active}, which is active: remove it")
+        return self.model_copy(update={"arms": {active: ArmConfig(share=100)}})
 
     @property
     def shares(self) -> dict[str, float]:

@@ -26,7 +26,9 @@ export function troubles(cell) {
     add(cell.state === "down", "bad", `down${cell.trouble ? `: ${cell.trouble}` : ""}`);
     add(cell.panic, "bad", "served all the same: no other engine can answer (panic)");
     add(cell.state === "joining", "warn", `joining${cell.trouble ? `: ${cell.trouble}` : ""}`);
-    add(cell.state === "draining", "off", cell.drained ? "drained by an operator" : "draining: its source says so");
+    const by = cell.drained ? "by an operator" : "its source says so";
+    add(cell.state === "draining", "off", `draining: ${by}`);
+    add(cell.state === "drained", "off", `drained, no requests left: ${by}`);
     add(cell.breaker === "open", "bad", "breaker open: requests failed");
     add(cell.stuck, "bad", `stuck: ${cell.stuck}`);
     add(cell.slowdown, "warn", `${cell.slowdown} times slower than usual`);

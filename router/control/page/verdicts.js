@@ -59,14 +59,14 @@ function engines(store, cells) {
             level: sum.failed < FAILED_MANY ? "warn" : "bad",
             text: `${plural(sum.failed, "request")} (${share(sum.failed / sum.ended)}) failed in 5 min`,
         });
-    const draining = of("draining").length;
+    const away = ["draining", "drained"].map((state) => [of(state).length, state]).filter(([count]) => count);
     return verdict("Engines", "fleet", problems, {
-        text: `${of("ready").length} of ${total} ready${draining ? `, ${draining} draining` : ""}`,
+        text: [`${of("ready").length} of ${total} ready`, ...away.map((one) => one.join(" "))].join(", "),
     });
 }
 
 function events(store, cells) {
-    const joined = cells.filter((cell) => cell.state === "ready" || cell.state === "draining");
+    const joined = cells.filter((cell) => ["ready", "draining", "drained"].includes(cell.state));
     const streams = joined.filter((cell) => cell.stream);
     const problems = [];
     const off = joined.filter((cell) => !cell.stream && !cell.silent_faults?.length).length;

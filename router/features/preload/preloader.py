@@ -106,7 +106,7 @@ class Preloader:
         instance = target.instance
         if self._scheduler.fleet.target(target.id) is not target or model not in instance.served:
             return "gone"
-        if instance.state not in (InstanceState.READY, InstanceState.DRAINING):
+        if instance.lifecycle is not InstanceState.READY:
             return "gone"
         if target.id in self._loading or target.load_book.prefilling or target.load_book.others_waiting:
             return "late"

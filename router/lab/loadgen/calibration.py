@@ -10,6 +10,7 @@ from __future__ import annotations
 import httpx
 
 from router.backends.failure import describe_failure
+from router.config.pem_files import trust_of
 from router.errors import WarmrouteError
 from router.lab.loadgen.client import ClientFailure, LoadClient, bearer
 from router.lab.loadgen.conversations import TextGenerator
@@ -22,13 +23,17 @@ class EndpointUnavailable(WarmrouteError):
     """The endpoint does not answer, or not as expected. The message is one line."""
 
 
-async def find_first_model(url: str, api_key: str | None) -> str:
+async def find_first_model(url: str, api_key: str | None, ca_file: str | None = None) -> str:
     """Return the endpoint's first model. Raises EndpointUnavailable if the endpoint is unreachable, rejects the
     query or lists no model.
     """
     base = url.rstrip("/").removesuffix("/v1")
     try:
-        async with httpx.AsyncClient(base_url=base, headers=bearer(api_key), timeout=10.0, trust_env=False) as http:
+        verify = trust_of(base, ca_file)
+        headers = bearer(api_key)
+        async with httpx.AsyncClient(
+            base_url=base, headers=headers, timeout=10.0, trust_env=False, verify=verify
+        ) as http:
             answer = (await http.get("/v1/models")).raise_for_status().json()
         return str(answer["data"][0]["id"])
     except httpx.HTTPStatusError as refused:

@@ -17,6 +17,7 @@ import msgspec
 
 from router.backends.failure import describe_failure
 from router.clock import Clock
+from router.config.pem_files import trust_of
 
 ANSWER_TIMEOUT_S = 900.0  # from the first byte of a request to the last one of its answer
 TIMEOUT = httpx.Timeout(300.0, connect=5.0)  # without any byte
@@ -106,18 +107,24 @@ def bearer(api_key: str | None) -> dict[str, str]:
 
 class LoadClient:
     """Client that sends concurrent requests to one server; used with `async with`. `url` may end in `/v1`, which
-    SDKs expect.
+    SDKs expect. `ca_file` has the certificates to trust; None: the system's CAs.
     """
 
-    def __init__(self, url: str, model: str, clock: Clock, api_key: str | None = None) -> None:
+    def __init__(
+        self, url: str, model: str, clock: Clock, api_key: str | None = None, ca_file: str | None = None
+    ) -> None:
         self._model = model
         self._clock = clock
         limits = httpx.Limits(max_connections=None)
         base = url.rstrip("/").removesuffix("/v1")
         headers = bearer(api_key)
-        has_tls = base.startswith("https:")  # without TLS no context is made, which would cost 20 ms
         self._http = httpx.AsyncClient(
-            base_url=base, headers=headers, timeout=TIMEOUT, limits=limits, trust_env=False, verify=has_tls
+            base_url=base,
+            headers=headers,
+            timeout=TIMEOUT,
+            limits=limits,
+            trust_env=False,
+            verify=trust_of(base, ca_file),
         )
 
     async def __aenter__(self) -> Self:

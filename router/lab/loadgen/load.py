@@ -39,6 +39,7 @@ class LoadJob(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     model: str
     api_key: str | None = None
+    ca_file: str | None = None  # certificates to trust; None: the system's CAs
     name: str = "load"  # name of the whole load, prefix of session ids
     text_seed: int = 1
     prompts: Prompts = "text"
@@ -93,7 +94,7 @@ async def load(
     `start_s` is the common start by `clock`; `report` is called for each request at its end. `sessions`: those of a
     closed loop, in place of the job's, for a load that lasts too long to list them.
     """
-    async with LoadClient(job.url, job.model, clock, job.api_key) as client:
+    async with LoadClient(job.url, job.model, clock, job.api_key, job.ca_file) as client:
         run = _LoadRun(job, client, clock, start_s, report)
         if job.concurrency is None:
             await run.run_open()

@@ -63,14 +63,9 @@ def check_alerts(subject: Subject) -> Iterator[FleetFinding]:
     for router in subject.routers:
         if router.error is not None:
             continue
+        if (fault := router.metrics_fault) is not None:
+            yield FleetFinding("unchecked", fault.what, "no alert was evaluated", fault.change, (router.url,))
         if router.metrics is None:
-            yield FleetFinding(
-                "unchecked",
-                "its metrics page is not known, or needs a token",
-                "no alert was evaluated",
-                "give its configuration beside --url, which names the port; or look at Prometheus",
-                (router.url,),
-            )
             continue
         first, later = read_samples(router.metrics), read_samples(router.later_metrics or router.metrics)
         for rule in rules:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ssl
+
 import httpx
 
 from router.backends.fetch import ANSWER_BYTES, HttpAnswer
@@ -18,16 +20,31 @@ class HttpClients:
         self._clients: dict[str, httpx.AsyncClient] = {}
         self._tls = TlsContexts()
 
-    def add(self, name: str, url: str, *, token: str | None = None, ca_file: str | None = None) -> httpx.AsyncClient:
+    def add(
+        self,
+        name: str,
+        url: str,
+        *,
+        token: str | None = None,
+        ca_file: str | None = None,
+        own_certificate: str | None = None,
+    ) -> httpx.AsyncClient:
         """Return the client `name`, created for `url` if it does not exist; `token` is sent as a bearer token.
-        Raises ConfigError for a bad `ca_file`.
+        `own_certificate` is that of the server, which is trusted under any host name. Raises ConfigError for a file
+        that cannot be used.
         """
         if name not in self._clients:
+            tls: ssl.SSLContext | None = None
+            if own_certificate is not None:
+                tls = TlsContexts().get(own_certificate)
+                tls.check_hostname = False
+            elif url.startswith("https"):
+                tls = self._tls.get(ca_file)
             self._clients[name] = httpx.AsyncClient(
                 base_url=url,
                 headers={} if token is None else {"authorization": f"Bearer {token}"},
                 timeout=self._timeout_s,
-                verify=self._tls.get(ca_file) if url.startswith("https") else False,
+                verify=False if tls is None else tls,
                 trust_env=False,
             )
         return self._clients[name]

@@ -67,6 +67,7 @@ class DoctorOptions(NamedTuple):
     api_key: str | None = None  # sent to engines that only a router names
     passive: bool = False  # send no prompts
     engines: frozenset[str] | None = None  # examine only these of the listed engines; None: all
+    ca_file: str | None = None  # certificates to trust where the configuration names none; None: the system's CAs
 
 
 class _Work(NamedTuple):
@@ -76,6 +77,7 @@ class _Work(NamedTuple):
     clients: HttpClients
     clock: Clock
     only: frozenset[str] | None  # the engines to examine; None: all
+    ca_file: str | None  # of engines and routers for which the configuration names none
 
 
 async def gather_facts(options: DoctorOptions, clock: Clock) -> Subject:
@@ -86,7 +88,7 @@ async def gather_facts(options: DoctorOptions, clock: Clock) -> Subject:
         subject.document = load(options.config)
         subject.read = read_all(options.config)
     clients = HttpClients(ASK_TIMEOUT_S)
-    work = _Work(subject, clients, clock, options.engines)
+    work = _Work(subject, clients, clock, options.engines, options.ca_file)
     try:
         await asyncio.gather(_ask_routers(work, options), _list_engines(work))
         _add_engines_of_routers(work, options.api_key)
@@ -117,18 +119,19 @@ async def _within(work: _Work, name: str, timeout_s: float, question: Awaitable[
 
 async def _ask_routers(work: _Work, options: DoctorOptions) -> None:
     for url in options.urls:
-        work.clients.add(url, url, token=options.token)
-        work.clients.add(f"{url} open", url)
+        work.clients.add(url, url, token=options.token, ca_file=work.ca_file)
+        work.clients.add(f"{url} open", url, ca_file=work.ca_file)
     config = work.subject.config
-    ask = partial(ask_router, work.clients, config=config, has_token=options.token is not None)
+    has_token = options.token is not None
+    ask = partial(ask_router, work.clients, config=config, has_token=has_token, ca_file=work.ca_file)
     work.subject.routers = list(await asyncio.gather(*map(ask, options.urls)))
 
 
 async def _scrape_again(work: _Work, number: int) -> None:
     router = work.subject.routers[number]
     if router.metrics is not None:
-        later = await scrape(work.clients, router.url, work.subject.config)
-        work.subject.routers[number] = router._replace(later_metrics=later)
+        later = await scrape(work.clients, router.url, work.subject.config, work.ca_file)
+        work.subject.routers[number] = router._replace(later_metrics=later if isinstance(later, str) else None)
 
 
 # engines
@@ -175,7 +178,8 @@ def _add_engine(work: _Work, engine: ExaminedEngine, api_key: str | None) -> Non
     if work.only is not None and engine.name not in work.only:
         return
     work.subject.engines.append(engine)
-    work.clients.add(engine.name, engine.config.url, token=api_key, ca_file=engine.config.ca_file)
+    ca_file = engine.config.ca_file or work.ca_file
+    work.clients.add(engine.name, engine.config.url, token=api_key, ca_file=ca_file)
     if engine.config.transfer is not None and engine.config.transfer.bootstrap_url is not None:
         work.clients.add(f"{engine.name} bootstrap", engine.config.transfer.bootstrap_url)
 

@@ -8,16 +8,19 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from router.backends.failure import describe_failure
+from router.backends.failure import UNTRUSTED, describe_failure
 from router.config.schema import Config
 from router.config.sections.base import url_host
 from router.operate.doctor.clients import HttpClients
-from router.operate.doctor.subject import RouterAnswers
+from router.operate.doctor.subject import MetricsFault, RouterAnswers
 
+NAME_PORT = "give its configuration beside --url, which names the port; or look at Prometheus"
 RECORDS = 300  # newest ones; each is some KB
 
 
-async def ask_router(clients: HttpClients, url: str, *, config: Config | None, has_token: bool) -> RouterAnswers:
+async def ask_router(
+    clients: HttpClients, url: str, *, config: Config | None, has_token: bool, ca_file: str | None = None
+) -> RouterAnswers:
     """Return the state of the router with the admin listener at `url`. `clients` must have a client named `url`,
     which sends the token, and one named `URL open`, which sends none.
     """
@@ -37,7 +40,7 @@ async def ask_router(clients: HttpClients, url: str, *, config: Config | None, h
         _get(client, "/admin/workers"),
         _get(client, f"/admin/records?limit={RECORDS}"),
         _is_open(clients, url),
-        scrape(clients, url, config),
+        scrape(clients, url, config, ca_file),
     )
     replicas = await _get(client, "/admin/replicas")
     return RouterAnswers(
@@ -50,28 +53,40 @@ async def ask_router(clients: HttpClients, url: str, *, config: Config | None, h
         policies,
         (workers or {}).get("workers") or [],
         (records or {}).get("records") or [],
-        metrics,
+        metrics if isinstance(metrics, str) else None,
+        metrics_fault=None if isinstance(metrics, str) else metrics,
         replicas=(replicas or {}).get("replicas") or [],
     )
 
 
-async def scrape(clients: HttpClients, url: str, config: Config | None) -> str | None:
-    """Return the router's metrics page. None if its address is unknown or the request fails. The port is in the
-    configuration only; the host is that of the admin listener.
+async def scrape(
+    clients: HttpClients, url: str, config: Config | None, ca_file: str | None = None
+) -> str | MetricsFault:
+    """Return the router's metrics page, or why it cannot be read. The port is in the configuration only, as is the
+    certificate, which is trusted; the host is that of the admin listener.
     """
     if config is None:
-        return None
+        return MetricsFault("the address of its metrics page is not known", NAME_PORT)
     port = config.listen.port if config.metrics.port is None else config.metrics.port
     scheme = "https" if config.metrics.port is None and config.listen.tls else "http"
     if port == 0:
-        return None
-    host = url_host(urlsplit(url).hostname or "")
-    client = clients.add(f"{url} metrics", f"{scheme}://{host}:{port}")
+        return MetricsFault("the port of its metrics page is not known: the system chose it", NAME_PORT)
+    at = f"{scheme}://{url_host(urlsplit(url).hostname or '')}:{port}"
+    own = config.listen.tls.cert_file if scheme == "https" and config.listen.tls is not None else None
+    client = clients.add(f"{url} metrics", at, ca_file=ca_file, own_certificate=own)
     try:
         answer = await client.get("/metrics")
-    except httpx.HTTPError:
-        return None
-    return answer.text if answer.status_code == 200 else None
+    except httpx.HTTPError as failure:
+        reason = describe_failure(failure)
+        if reason.startswith(UNTRUSTED):
+            change = "look whether it was restarted or reloaded since its certificate changed; or --ca-file FILE"
+            return MetricsFault(f"the certificate of its metrics page is not trusted{reason[len(UNTRUSTED) :]}", change)
+        return MetricsFault(f"its metrics page at {at} does not answer: {reason}", "run this where it is reached")
+    if answer.status_code in (401, 403):
+        return MetricsFault("its metrics page needs a token", "look at Prometheus, which has it (metrics.token_hash)")
+    if answer.status_code != 200:
+        return MetricsFault(f"GET {at}/metrics: {answer.status_code}", "look at the log of the router")
+    return answer.text
 
 
 async def _is_open(clients: HttpClients, url: str) -> bool:

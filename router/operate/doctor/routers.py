@@ -31,9 +31,9 @@ def check_instances(subject: Subject) -> Iterator[FleetFinding]:
     """Every engine is ready, accepts requests, and sends no more than the router takes in."""
     for router, one in _instances(subject):
         at = (str(one["id"]),)
-        if one["state"] == "draining" or not one.get("accepting", True):
+        if one["state"] in ("draining", "drained") or not one.get("accepting", True):
             why, change = "it gets no new requests", f"POST {router.url}/admin/instances/{one['id']}/undrain"
-            yield FleetFinding("warning", "is draining in the router", why, change, at)
+            yield FleetFinding("warning", f"is {one['state']} in the router", why, change, at)
         elif one["state"] != "ready":
             reason = one.get("trouble") or "its health probes fail"
             why = "it is served all the same: no other can answer" if one.get("panic") else "it gets no requests"

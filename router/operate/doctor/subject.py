@@ -112,6 +112,13 @@ class ExaminedEngine:
         return None if self.document is None else place_in(self.document, (*self.path, *key))
 
 
+class MetricsFault(NamedTuple):
+    """Why a router's metrics page cannot be read, and what to do."""
+
+    what: str
+    change: str
+
+
 class RouterAnswers(NamedTuple):
     """The answers of one router's admin API, as plain JSON. None: no answer to that query."""
 
@@ -125,6 +132,7 @@ class RouterAnswers(NamedTuple):
     workers: list[Json] = []
     records: list[Json] = []
     metrics: str | None = None  # the page for Prometheus
+    metrics_fault: MetricsFault | None = None  # why there is none
     later_metrics: str | None = None  # the same, some seconds later
     replicas: list[Json] = []  # the other routers in front of the same engines
 

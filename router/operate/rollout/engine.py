@@ -11,7 +11,7 @@ class EngineReading(NamedTuple):
 
     id: str
     url: str
-    state: str  # joining, ready, draining or down
+    state: str  # joining, ready, draining, drained or down
     joins: int  # rises when it becomes ready again
     models: tuple[str, ...]
     requests: int  # the router's requests in flight at the engine
@@ -25,7 +25,7 @@ class EngineReading(NamedTuple):
     @property
     def serves(self) -> bool:
         """Whether the engine answers requests, at least those in flight."""
-        return self.state in ("ready", "draining")
+        return self.state in ("ready", "draining", "drained")
 
     def is_other_process(self, before: EngineReading) -> bool:
         """Return whether the engine has joined again, or its event streams have restarted, since `before`."""

@@ -18,7 +18,7 @@ from router.prompt.tokenization.tokenization import TokenizationReport
 from router.scheduling.experiments.regret import ChoiceComparison
 from scorers.contract import Speed
 
-INSTANCE_STATES = ("joining", "ready", "draining", "down")
+INSTANCE_STATES = ("joining", "ready", "draining", "drained", "down")
 BREAKER_STATES = ("closed", "open", "half_open", "stuck")
 STREAM_STATES = ("off", "new", "replaying", "live", "lost")
 TOKENIZER_SOURCES = ("local", "remote", "unknown")

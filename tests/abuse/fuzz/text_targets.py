@@ -36,7 +36,7 @@ def read_configuration(data: bytes) -> None:
     for read in (
         lambda: build_policy("p", parse_policy(text, "p")),
         lambda: parse_policies(text),
-        lambda: parse_experiment(text, ["warm"]),
+        lambda: parse_experiment(text, ["warm"], "warm"),
         lambda: _validate(text, Config),
         lambda: _validate(text, list[InstanceConfig]),
     ):

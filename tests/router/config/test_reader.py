@@ -573,9 +573,9 @@ def test_policies_and_experiments_from_texts() -> None:
         "b": policy,
     }
     section = "arms: {a: 90, b: 10}\n"
-    alone = parse_experiment(section, ["a", "b"])
+    alone = parse_experiment(section, ["a", "b"], "a")
     assert alone.shares == {"a": 90.0, "b": 10.0}
-    assert parse_experiment("experiment:\n  " + section, ["a", "b"]) == alone
+    assert parse_experiment("experiment:\n  " + section, ["a", "b"], "a") == alone
 
 
 @pytest.mark.parametrize(
@@ -587,14 +587,14 @@ def test_policies_and_experiments_from_texts() -> None:
         ),
         (lambda: parse_policies("a: {scorers: [{nam: x}]}"), "policies:1: a.scorers[0].name: missing"),
         (lambda: parse_policies("{}"), "policies:1: there is none: wanted at least one policy, by its name"),
-        (lambda: parse_experiment("x: 1", []), 'experiment:1: x: unknown key "x"'),
+        (lambda: parse_experiment("x: 1", [], "a"), 'experiment:1: x: unknown key "x"'),
         (
-            lambda: parse_experiment("arms:\n  a: 90\n  c: 10\nshadows: [d]", ["a", "b"]),
+            lambda: parse_experiment("arms:\n  a: 90\n  c: 10\nshadows: [d]", ["a", "b"], "a"),
             'experiment:3: arms.c: unknown policy "c": known here: a, b\n'
             'experiment:4: shadows[0]: unknown policy "d": known here: a, b',
         ),
         (
-            lambda: parse_experiment("experiment:\n  arms: {a: 90, b: 10, c: 1}", ["a", "b", "c"]),
+            lambda: parse_experiment("experiment:\n  arms: {a: 90, b: 10, c: 1}", ["a", "b", "c"], "a"),
             "experiment:2: experiment.arms: found shares that add up to 101, wanted 100 (percent)",
         ),
     ],
@@ -623,9 +623,9 @@ def test_as_many_plugins_and_policies_as_anybody_needs() -> None:
     with pytest.raises(ConfigError, match="found a mapping, wanted at most 256 of them"):
         parse_policies("\n".join(f"p{n}: {{scorers: [{{name: random}}]}}" for n in range(257)))
     with pytest.raises(ConfigError, match=r"^experiment:1: arms: found a mapping, wanted at most 32 of them"):
-        parse_experiment("arms: {" + ", ".join(f"a{n}: 1" for n in range(33)) + "}", [])
+        parse_experiment("arms: {" + ", ".join(f"a{n}: 1" for n in range(33)) + "}", [], "a")
     with pytest.raises(ConfigError, match=r"^experiment:2: shadows: found a list, wanted at most 32 of them"):
-        parse_experiment("arms: {a: 100}\nshadows: [" + "b, " * 33 + "]", ["a", "b"])
+        parse_experiment("arms: {a: 100}\nshadows: [" + "b, " * 33 + "]", ["a", "b"], "a")
 
 
 def test_as_many_policy_files(folder: Path) -> None:

@@ -341,6 +341,14 @@ async def test_an_experiment_begins_and_ends() -> None:
         await house.control.end_experiment("ann")
 
 
+async def test_shadows_alone_are_beside_the_active_policy() -> None:
+    house = ControlPlane()
+    await house.control.start_experiment("shadows: [far]", "ann")
+    told = house.control.describe_experiment()
+    assert (told["running"], told["experiment"]["arms"]) == (True, {"near": 100})
+    assert [shadow.policy.name for shadow in house.core.selector.shadows] == ["far"]
+
+
 async def test_the_same_experiment_again_is_no_switch() -> None:
     house = ControlPlane()
     await house.control.start_experiment(EXPERIMENT, "ann")

@@ -212,7 +212,7 @@ async def test_who_gets_no_new_requests_stays_known_and_comes_back_as_it_was(hou
     house.members.joined("a", [CARD], sources(0))
     (before,) = house.core.fleet
     await house.members.update_source("kubernetes", listed(instance("a"), uid="u1", accepting=False))
-    assert before.state is InstanceState.DRAINING
+    assert before.state is InstanceState.DRAINED
     assert house.core.fleet.candidates("warm-tiny", (), 0.0) == ()
     assert house.followed() == ["a/0"]
     await house.members.update_source("kubernetes", listed(instance("a"), uid="u1"))
@@ -227,7 +227,7 @@ async def test_what_its_source_says_and_what_the_operator_says_are_two_things(ho
     house.core.drain("a", True)
     await house.members.update_source("kubernetes", listed(instance("a"), uid="u1", accepting=False))
     await house.members.update_source("kubernetes", listed(instance("a"), uid="u1", accepting=True))
-    assert member.state is InstanceState.DRAINING
+    assert member.state is InstanceState.DRAINED
     house.core.drain("a", False)
     assert member.state is InstanceState.READY
 
@@ -260,7 +260,7 @@ async def test_who_is_not_listed_any_more_gets_nothing_while_a_long_list_is_appl
     applying = asyncio.ensure_future(house.members.update_source("config", []))
     await asyncio.sleep(0)
     assert len(house.ids) > CHANGES_PER_TURN
-    assert last.state is InstanceState.DRAINING
+    assert last.state is InstanceState.DRAINED
     await applying
     assert house.ids == []
 

@@ -216,7 +216,10 @@ def test_the_age_of_a_list_counts_from_the_last_answer_of_its_source(router: Rou
 
 def test_draining_and_undraining(router: RouterParts) -> None:
     assert router.status.drain("a", True)
+    assert router.status.describe_instances()[0]["state"] == "drained"
+    booking = next(iter(router.core.fleet.get("a").targets.values())).book(0, 1)
     assert router.status.describe_instances()[0]["state"] == "draining"
+    booking.release()
     assert router.status.drain("a", False)
     assert router.status.describe_instances()[0]["state"] == "ready"
     assert not router.status.drain("nobody", True)

@@ -220,13 +220,13 @@ def test_draining_finishes_what_it_has_and_outlives_a_restart() -> None:
     assert ids(fleet) == ["b/0"]
     assert instance(fleet, "a").requests == 1
     assert booking.release()
-    assert instance(fleet, "a").requests == 0
+    assert instance(fleet, "a").state is InstanceState.DRAINED
     fleet.record_probe_failure("a", 0.0)
     fleet.record_probe_failure("a", 0.0)
     assert instance(fleet, "a").state is InstanceState.DOWN
     fleet.record_probe_success("a", 1.0)
     fleet.mark_ready("a", [M], [0])
-    assert instance(fleet, "a").state is InstanceState.DRAINING
+    assert instance(fleet, "a").state is InstanceState.DRAINED
     assert fleet.drain("a", False)
     assert ids(fleet) == ["a/0", "b/0"]
 

@@ -21,7 +21,7 @@ policies:
 
 def refused(text: str) -> str:
     with pytest.raises(ConfigError) as refusal:
-        parse_experiment(text, KNOWN)
+        parse_experiment(text, KNOWN, "warm")
     return str(refusal.value)
 
 
@@ -39,6 +39,7 @@ def test_the_whole_of_it() -> None:
           observe_s: 60
         """,
         KNOWN,
+        "warm",
     )
     assert (experiment.unit, experiment.seed, experiment.shares) == ("api_key", 7, {"warm": 90.0, "random": 10.0})
     assert (experiment.guard.worse_by, experiment.limits.error_rate_max) == (0.2, 0.05)
@@ -46,7 +47,7 @@ def test_the_whole_of_it() -> None:
 
 
 def test_without_the_word_above_it() -> None:
-    assert parse_experiment("arms: {warm: 100}\nshadows: [random]", KNOWN) == ExperimentConfig(
+    assert parse_experiment("arms: {warm: 100}\nshadows: [random]", KNOWN, "warm") == ExperimentConfig(
         arms={"warm": 100.0}, shadows=["random"]
     )
 
@@ -61,6 +62,7 @@ def test_two_arms_of_one_policy_with_an_admission_rule_each() -> None:
           cap: {share: 30, policy: warm, admission: {name: concurrency, per_target: 3}}
         """,
         KNOWN,
+        "warm",
     )
     assert experiment.shares == {"random": 20.0, "fit": 50.0, "cap": 30.0}
     assert experiment.policies == {"random": "random", "fit": "warm", "cap": "warm"}
@@ -71,7 +73,14 @@ def test_two_arms_of_one_policy_with_an_admission_rule_each() -> None:
 
 @pytest.mark.parametrize(("written", "share"), [("0.2", 0.2), ("20%", 0.2), ("'2.5 %'", 0.025), ("0", 0.0)])
 def test_a_share_is_a_number_or_percent(written: str, share: float) -> None:
-    assert parse_experiment(f"arms: {{warm: 100}}\nguard: {{worse_by: {written}}}", KNOWN).guard.worse_by == share
+    text = f"arms: {{warm: 100}}\nguard: {{worse_by: {written}}}"
+    assert parse_experiment(text, KNOWN, "warm").guard.worse_by == share
+
+
+def test_shadows_alone_are_beside_the_active_policy() -> None:
+    alone = parse_experiment("shadows: [random]", KNOWN, "warm")
+    assert alone == parse_experiment("arms: {warm: 100}\nshadows: [random]", KNOWN, "warm")
+    assert alone.shares == {"warm": 100.0}
 
 
 @pytest.mark.parametrize(
@@ -85,7 +94,8 @@ def test_a_share_is_a_number_or_percent(written: str, share: float) -> None:
         ("arms: {warm: 100}\nshadows: [warm]", "shadows: found warm, which is an arm already: remove it"),
         ("arms: {warm: 100}\nshadows: [random, random]", "shadows: found random twice: remove one"),
         ("arms: {warm: 100}\nshadows: [nope]", 'experiment:2: shadows[0]: unknown policy "nope"'),
-        ("arms: {}", "arms"),
+        ("arms: {}", "found neither arms nor shadows, wanted policies to compare"),
+        ("shadows: [warm]", "experiment:1: shadows: found warm, which is active: remove it"),
         ("unit: sesion\narms: {warm: 100}", "experiment:1: unit"),
         ("arms: {warm: 100}\nguard: {metric: p90}", "experiment:2: guard.metric"),
         ("arms: {warm: 100}\nguard: {worse_by: lots}", "experiment:2: guard.worse_by"),

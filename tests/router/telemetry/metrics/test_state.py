@@ -11,6 +11,7 @@ from router.kvcache.index import IndexStats
 from router.prompt.tokenization.tokenization import TokenizationReport
 from router.telemetry.metrics.family import build_family
 from router.telemetry.metrics.snapshot import (
+    INSTANCE_STATES,
     ConnectionState,
     PrefixCacheState,
     RouterSnapshot,
@@ -117,8 +118,20 @@ def test_predictions_by_their_outcome() -> None:
 
 def test_states_are_one_of_all() -> None:
     now = RouterSnapshot([READY, SILENT])
-    assert states(now, "warmroute_instance_state", engine="a") == {"joining": 0, "ready": 1, "draining": 0, "down": 0}
-    assert states(now, "warmroute_instance_state", engine="b") == {"joining": 0, "ready": 0, "draining": 0, "down": 1}
+    assert states(now, "warmroute_instance_state", engine="a") == {
+        "joining": 0,
+        "ready": 1,
+        "draining": 0,
+        "drained": 0,
+        "down": 0,
+    }
+    assert states(now, "warmroute_instance_state", engine="b") == {
+        "joining": 0,
+        "ready": 0,
+        "draining": 0,
+        "drained": 0,
+        "down": 1,
+    }
     assert states(now, "warmroute_breaker_state", target="a/0") == {"closed": 0, "open": 0, "half_open": 1, "stuck": 0}
     stream = states(now, "warmroute_stream_state", target="b/0")
     assert stream == {"off": 0, "new": 1, "replaying": 0, "live": 0, "lost": 0}
@@ -127,7 +140,7 @@ def test_states_are_one_of_all() -> None:
 def test_an_instance_with_two_ranks_has_one_state() -> None:
     now = RouterSnapshot([READY, READY._replace(target="a/1")])
     family = next(f for f in families(now) if f.name == "warmroute_instance_state")
-    assert len(family.samples) == 4
+    assert len(family.samples) == len(INSTANCE_STATES)
 
 
 def test_tiers_reasons_and_faults() -> None:
