@@ -7,6 +7,7 @@ that one error can report all of them.
 from __future__ import annotations
 
 import os
+import stat
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -32,6 +33,7 @@ def check_references(config: Config) -> list[YamlProblem]:
         *_check_fleet(config),
         *_check_tokenizers(config),
         *_check_paths(config),
+        *_check_outputs(config),
         *_check_tls(config),
         *find_shared_ports(config),
         *_check_variable(("index", "key_secret_env"), config.index.key_secret_env),
@@ -166,7 +168,7 @@ def _check_tokenizers(config: Config) -> Iterator[YamlProblem]:
 
 def _examine_folder(folder: Path) -> str | None:
     """Return why there is no tokenizer in a model folder; None if there is one."""
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         return _describe_missing_folder(str(folder))
     if any(any(folder.glob(name)) for name in TOKENIZER_FILES):
         return None
@@ -186,8 +188,16 @@ def _check_paths(config: Config) -> Iterator[YamlProblem]:
     yield from _check_file(("fleet", "file"), config.fleet.file)
     if config.tracing is not None:
         yield from _check_file(("tracing", "headers_file"), config.tracing.headers_file)
-    if config.policies_dir is not None and not Path(config.policies_dir).is_dir():
+    if config.policies_dir is not None and not os.path.isdir(config.policies_dir):
         yield YamlProblem(("policies_dir",), _describe_missing_folder(config.policies_dir))
+
+
+def _check_outputs(config: Config) -> Iterator[YamlProblem]:
+    yield from _check_output(("admin", "audit_file"), config.admin.audit_file)
+    yield from _check_output(("clients", "usage_file"), config.clients.usage_file)
+    yield from _check_output(("index", "snapshot_file"), config.index.snapshot_file)
+    if (decision_log := config.records.decision_log) is not None:
+        yield from _check_output(("records", "decision_log", "folder"), decision_log.folder, is_folder=True)
 
 
 def _check_tls(config: Config) -> Iterator[YamlProblem]:
@@ -239,17 +249,31 @@ def _check_ca(path: YamlPath, name: str | None) -> Iterator[YamlProblem]:
 
 def _find_file_fault(name: str) -> str | None:
     """Return why there is no file of this name, and what to do; None if there is one."""
-    if Path(name).is_file():
+    try:
+        mode = os.stat(name).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return f"no such file: {name}; create it, or correct the path"
+    except OSError as error:
+        return f"{name} cannot be read: {(error.strerror or str(error)).lower()}; let the router's user read it"
+    if stat.S_ISREG(mode):
         return None
-    if Path(name).is_dir():
-        return f"found the folder {name}, wanted a file"
-    if Path(name).exists():
-        return f"{name} is not a regular file, wanted one"
-    return f"no such file: {name}; create it, or correct the path"
+    return f"found the folder {name}, wanted a file" if stat.S_ISDIR(mode) else f"{name} is no regular file, wanted one"
+
+
+def _check_output(path: YamlPath, name: str | None, *, is_folder: bool = False) -> Iterator[YamlProblem]:
+    """Yield a problem if the router can never write `name`, as something of another kind is there or above it."""
+    if name is None:
+        return
+    if not is_folder and os.path.isdir(name):
+        yield YamlProblem(path, f"found the folder {name}, wanted a file")
+    above = Path(name) if is_folder else Path(name).parent
+    found = next((str(each) for each in (above, *above.parents) if os.path.exists(each)), None)
+    if found is not None and not os.path.isdir(found):
+        yield YamlProblem(path, f"found the file {found}, wanted a folder")
 
 
 def _describe_missing_folder(name: str) -> str:
-    if Path(name).exists():
+    if os.path.exists(name):
         return f"found the file {name}, wanted a folder"
     return f"no such folder: {name}; create it, or correct the path"
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -129,7 +130,20 @@ def _put(client: AdminClient, file: Path, name: str | None, **params: bool) -> d
     name = name or file.stem
     if name in ("", ".", ".."):
         raise ConfigError(f"{file}: the file name gives no policy name: set one with --name")
-    return client.put(read(file), "policies", name, **params)
+    with _naming(file, f"policy {name}:"):
+        return client.put(read(file), "policies", name, **params)
+
+
+@contextmanager
+def _naming(file: Path, prefix: str) -> Iterator[None]:
+    """Name `file` in complaints about its text, which the router calls `prefix`."""
+    try:
+        yield
+    except ConfigError as error:
+        lines = [
+            f"{file}:{line.removeprefix(prefix)}" if line.startswith(prefix) else line for line in error.complaints
+        ]
+        raise ConfigError(*lines, omitted=error.omitted) from error
 
 
 def client_at(admin: str, token_env: str | None) -> AdminClient:
@@ -191,7 +205,9 @@ def show(
 @experiment.command()
 def start(file: Path, dry_run: DryOption = False, admin: AdminOption = HERE, token_env: TokenOption = None) -> None:
     """Start an experiment from a file with an `experiment` section; it replaces a running one."""
-    _print_switch(client_at(admin, token_env).put(read(file), "experiment", dry_run=dry_run))
+    with _naming(file, "experiment:"):
+        answer = client_at(admin, token_env).put(read(file), "experiment", dry_run=dry_run)
+    _print_switch(answer)
 
 
 @experiment.command()

@@ -247,8 +247,12 @@ def _build_profile(
     plugins = build_plugins(spec, registry, problems, path)
     if plugins.picker is None:
         return None
-    filters = [NamedFilter(*one) for one in plugins.filters]
-    return _PluginSet(filters, [WeightedScorer(*one) for one in plugins.scorers], NamedPicker(*plugins.picker))
+    name, picker = plugins.picker
+    return _PluginSet(
+        [NamedFilter(filter_name, built) for filter_name, built in plugins.filters],
+        [WeightedScorer(scorer_name, weight, built) for scorer_name, weight, built in plugins.scorers],
+        NamedPicker(name, picker),
+    )
 
 
 def _describe(problem: YamlProblem) -> str:
