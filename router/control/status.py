@@ -161,8 +161,8 @@ class Status:
         return None if self.host_records is None else await self.host_records.find(record_id, others)
 
     async def find_records(self, query: RecordQuery) -> list[bytes]:
-        """Return the matching records of all workers as JSON, newest first. A session may also be given by its
-        client's name for it, with ` / ` between joined names.
+        """Return the matching records of all workers as JSON, in the order of the query. A session may also be given
+        by its client's name for it, with ` / ` between joined names.
         """
         names = {name for session in query.sessions for name in (session, read_joined(session))}
         named = tuple(map(self.scheduler.view_builder.session_pseudonym, names))
@@ -170,7 +170,7 @@ class Status:
         own = await self.recent_records.encode(query)
         if self.host_records is None:
             return own
-        return await asyncio.to_thread(sort_records, own + await self.host_records.select(query), query.limit)
+        return await asyncio.to_thread(query.sort_encoded, own + await self.host_records.select(query))
 
     async def list_target_requests(self, target: str, limit: int) -> list[TargetRequest]:
         """Return the newest requests whose last attempt was at `target`, newest first."""
@@ -312,18 +312,6 @@ def list_policies_in_force(policy_set: PolicySet) -> list[PolicyInForce]:
     arms = [PolicyInForce("arm", arm, policies[experiment.policies[arm]].digest) for arm in policy_set.live_arms]
     shadows = [PolicyInForce("shadow", name, policies[name].digest) for name in experiment.shadows]
     return [active, *arms, *shadows]
-
-
-class RecordTime(msgspec.Struct):
-    """The part of an encoded record that gives its age."""
-
-    at_wall_s: float
-
-
-def sort_records(records: list[bytes], limit: int) -> list[bytes]:
-    """Return the newest `limit` of some encoded records, newest first."""
-    decode = msgspec.json.Decoder(RecordTime).decode
-    return sorted(records, key=lambda record: decode(record).at_wall_s, reverse=True)[:limit]
 
 
 def describe_stream(stream: EventStream | None, source: EventEndpoint | None, now: float) -> dict[str, Any] | None:

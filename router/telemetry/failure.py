@@ -11,6 +11,8 @@ CLIENTS_OWN = frozenset({"client_gone", "engine_4xx"})
 """Reasons that are not faults of the router or of an engine: the client left, or an engine rejected what the client
 sent.
 """
+FAILURE_REASONS: Final = ENDS | CLIENTS_OWN | {"poison", "no_target", "engine_5xx"}
+"""All that `failure_reason` returns."""
 
 
 def failure_reason(record: Record) -> str | None:

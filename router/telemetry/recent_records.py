@@ -16,6 +16,7 @@ from mypy_extensions import mypyc_attr
 
 from router.scheduling.policy.record import Record
 from router.scheduling.policy.record_view import describe_record
+from router.telemetry.failure import failure_reason
 from router.telemetry.record_query import RecordQuery
 
 RECORDS_PER_TURN = 8  # of the event loop: in a large fleet one record takes a millisecond to describe
@@ -51,24 +52,26 @@ class RecentRecords:
         return list(islice(reversed(self._order), limit))
 
     async def find(self, query: RecordQuery) -> list[Record]:
-        """Return the records that match, newest first. Requests continue meanwhile; their records are not
-        included.
+        """Return the records that match, newest first, or slowest first if the query says so. Requests continue
+        meanwhile; their records are not included.
         """
         found: list[Record] = []
         for n, record in enumerate(self.latest(len(self)), 1):
             if query.matches(record):
                 found.append(record)
-                if len(found) == query.limit:
+                if query.slowest is None and len(found) == query.limit:
                     break
             if n % COMPARED_PER_TURN == 0:
                 await asyncio.sleep(0)
-        return found
+        return found if query.slowest is None else query.select_slowest(found)
 
     async def encode(self, query: RecordQuery) -> list[bytes]:
-        """Return the records that match as JSON, newest first. Requests continue meanwhile."""
+        """Return the records that match as JSON, in the order of `find`. Requests continue meanwhile."""
         encoded: list[bytes] = []
         for record in await self.find(query):
-            encoded.append(msgspec.json.encode(describe_record(record, in_full=False)))
+            described = describe_record(record, in_full=False)
+            described["reason"] = failure_reason(record) if record.done else None
+            encoded.append(msgspec.json.encode(described))
             if len(encoded) % RECORDS_PER_TURN == 0:
                 await asyncio.sleep(0)
         return encoded

@@ -20,7 +20,7 @@ VIEWERS = 40
 EXPLAIN = "/admin/explain?path=/v1/chat/completions"
 LONG = "9" * 5_000
 PARAMETERS = (
-    *(f"/admin/records?{name}={LONG}" for name in ("limit", "id", "session", "since", "until")),
+    *(f"/admin/records?{name}={LONG}" for name in ("limit", "id", "session", "since", "until", "status", "error")),
     "/admin/records?since=-1e400",
     "/admin/records?since=9999-99-99",
     "/admin/records?limit=0",

@@ -16,6 +16,7 @@ from fastapi import FastAPI, Path, Query, Request, Response
 from fastapi.responses import HTMLResponse
 from pydantic import BaseModel, Field
 
+from router.config.validation_errors import describe_unknown
 from router.control.api.policies import Responses
 from router.control.api.record_page import PAGE_HEADERS, render_page
 from router.control.api.shapes import OpenShape, describe_errors
@@ -26,7 +27,8 @@ from router.errors import NotFound, TooBusy, TooLarge, quote_name
 from router.proxy.asgi import read_body
 from router.request.error_body import InvalidRequest
 from router.request.public_paths import CACHE_ROUTED, LOAD_ROUTED
-from router.telemetry.record_query import RecordQuery
+from router.telemetry.failure import FAILURE_REASONS
+from router.telemetry.record_query import ANY_FAULT, RecordQuery, RequestTime
 
 HTML, JSON = "text/html", "application/json"
 
@@ -54,6 +56,9 @@ class RecordFilter(BaseModel):
     target: OptionalText = None
     since: OptionalText = None
     until: OptionalText = None
+    status: Annotated[str | None, Field(pattern="^([1-5][0-9][0-9]|[1-5]xx|none)$")] = None
+    error: OptionalText = None
+    slowest: RequestTime | None = None
 
 
 class ExplainOptions(BaseModel):
@@ -101,19 +106,26 @@ def _add_search(app: FastAPI, status: Status, read: Sequence[Any]) -> None:
     @app.get("/admin/records", dependencies=read, response_model=RecordList)
     async def records(wanted: Annotated[RecordFilter, Query()]) -> Response:
         """Return the newest decision records that match all parameters, newest first, without the parts of their
-        costs.
+        costs; with `slowest` the slowest, slowest first. `reason`: why the request failed, as in
+        `warmroute_errors_total`, or null.
 
         `id`: the beginning of the id. `session`: its pseudonym as records have it, or the name that the client
         gave. `client`: the name of the API key, or the sender. `model`: as the request named it. `target`: of any
         attempt, or of a prefill half. `since` and `until`: seconds since 1970, or a time in ISO 8601, UTC if it has
-        no offset.
+        no offset. `status`: such as `503` or `5xx`; `none` if the client left before. `error`: a `reason`; `any` for
+        all but `client_gone` and `engine_4xx`, which are the client's own. `slowest`: by `ttft_ms` (streams only) or
+        `duration_ms`.
         """
         since_s, until_s = read_time(wanted.since, "since"), read_time(wanted.until, "until")
         if since_s is not None and until_s is not None and since_s > until_s:
             raise InvalidRequest("since is later than until", param="since", code="invalid_value")
         sessions = () if wanted.session is None else (wanted.session,)
         named = wanted.client, wanted.model, wanted.target
-        query = RecordQuery(wanted.limit, wanted.id, sessions, *named, since_s, until_s)
+        if wanted.error is not None and wanted.error not in (known := {*FAILURE_REASONS, ANY_FAULT}):
+            text = describe_unknown("reason", wanted.error, sorted(known))
+            raise InvalidRequest(f"error: {text}", param="error", code="invalid_value")
+        failed = wanted.status, wanted.error
+        query = RecordQuery(wanted.limit, wanted.id, sessions, *named, since_s, until_s, *failed, wanted.slowest)
         return Response(b'{"records":[%b]}' % b",".join(await status.find_records(query)), media_type=JSON)
 
 

@@ -113,6 +113,50 @@ async def test_finding_by_any_of_it_and_by_all_together(query: RecordQuery, foun
     assert [msgspec.json.decode(one)["id"] for one in await a_ring().encode(query)] == found
 
 
+def a_troubled_ring() -> RecentRecords:
+    """One record a second: slow, fast, a 503 of the router, a 500 of the engine, a client that left, one running."""
+    ring = RecentRecords(10)
+    for id, at_s, known in [
+        ("slow", 11.0, {"status": 200, "stream": True, "ttft_ms": 900.0, "duration_ms": 950.0}),
+        ("fast", 12.0, {"status": 200, "stream": True, "ttft_ms": 30.0, "duration_ms": 80.0}),
+        ("refused", 13.0, {"status": 503, "duration_ms": 20.0, "attempts": []}),
+        ("engine", 14.0, {"status": 500, "duration_ms": 70.0}),
+        ("left", 15.0, {"status": None, "duration_ms": 9000.0}),
+        ("whole", 16.0, {"status": 200, "stream": False, "ttft_ms": 4000.0, "duration_ms": 4000.0}),
+        ("running", 17.0, {"status": None, "done": False}),
+    ]:
+        one = record(id, at_s)
+        one.attempts, one.done = [attempt_at("a", None)], True
+        one.attempts[0].end = "ok"
+        for name, value in known.items():
+            setattr(one, name, value)
+        ring.add(one)
+    return ring
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        (RecordQuery(status="200"), ["whole", "fast", "slow"]),
+        (RecordQuery(status="5xx"), ["engine", "refused"]),
+        (RecordQuery(status="503"), ["refused"]),
+        (RecordQuery(status="none"), ["left"]),
+        (RecordQuery(error="any"), ["engine", "refused"]),
+        (RecordQuery(error="client_gone"), ["left"]),
+        (RecordQuery(error="engine_5xx"), ["engine"]),
+        (RecordQuery(error="no_target", since_s=14.0), []),
+        (RecordQuery(slowest="ttft_ms"), ["slow", "fast"]),
+        (RecordQuery(slowest="duration_ms"), ["left", "whole", "slow", "fast", "engine", "refused"]),
+        (RecordQuery(2, slowest="duration_ms", status="200"), ["whole", "slow"]),
+    ],
+)
+async def test_finding_the_failed_and_the_slowest(query: RecordQuery, found: list[str]) -> None:
+    assert [one.id for one in await a_troubled_ring().find(query)] == found
+    assert msgspec.json.decode(msgspec.json.encode(query), type=RecordQuery) == query
+    encoded = await a_troubled_ring().encode(query)
+    assert query.sort_encoded(encoded[::-1]) == encoded  # as those of several workers are sorted
+
+
 async def test_requests_go_on_while_many_are_looked_through() -> None:
     ring = RecentRecords(3 * COMPARED_PER_TURN)
     for n in range(3 * COMPARED_PER_TURN):

@@ -179,11 +179,18 @@ def test_records_by_what_is_known_of_them() -> None:
     given = {
         "id": "3f-", "session": "ana", "client": "team", "model": "m", "target": "a/0",
         "since": "2026-11-23T03:00:00Z", "until": "1795403000.5", "limit": 7,
+        "status": "5xx", "error": "any", "slowest": "ttft_ms",
     }  # fmt: skip
     assert open_door(rooms).get("/admin/records", params=given).status_code == 200
-    assert rooms.query == RecordQuery(7, "3f-", ("ana",), "team", "m", "a/0", 1795402800.0, 1795403000.5)
+    assert rooms.query == RecordQuery(
+        7, "3f-", ("ana",), "team", "m", "a/0", 1795402800.0, 1795403000.5, "5xx", "any", "ttft_ms"
+    )
     assert open_door(rooms).get("/admin/records").status_code == 200
     assert rooms.query == RecordQuery()
+    for wrong in ("status=8xx", "status=abc", "slowest=error"):
+        assert open_door(rooms).get(f"/admin/records?{wrong}").status_code == 422
+    answer = open_door(rooms).get("/admin/records?error=dedline")
+    assert 'unknown reason "dedline": did you mean "deadline"?' in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -215,10 +222,13 @@ def test_an_end_before_the_beginning_is_refused() -> None:
     assert open_door().get("/admin/records", params={"since": "2", "until": "2"}).status_code == 200
 
 
+RECORD_PARAMETERS = "client, error, id, limit, model, session, since, slowest, status, target, until"
+
+
 @pytest.mark.parametrize(
     ("method", "path", "takes"),
     [
-        ("GET", "/admin/records?limit=2&targt=a/0", "client, id, limit, model, session, since, target, until"),
+        ("GET", "/admin/records?limit=2&targt=a/0", RECORD_PARAMETERS),
         ("GET", "/admin/records/r1?targt=a/0", "others"),
         ("GET", "/admin/instances?targt=a/0", "none"),
         ("GET", "/admin/live?targt=a/0", "none"),
