@@ -18,13 +18,17 @@ import jinja2
 
 from router.scheduling.policy.rationale import format_amount
 from router.scheduling.policy.record_view import weighted_parts
+from router.scheduling.policy.timeline import Side
 
-COLOURS = 10  # classes c0 to c9 of the style sheet
+COLOURS = 7  # classes c0 to c6 of the style sheet: parts of costs, in none of the sides' colours
 
-
+MEANINGS: dict[Side, str] = {
+    "client": "the client sends",
+    "router": "the router computes",
+    "wait": "the request waits",
+    "engine": "the engine works",
+}
 LEAST_WIDTH = 0.4  # of a stage in the waterfall, in per cent, so that the shortest is seen
-# by whose time it is: 8 the client's, 0 the router's, 1 waiting for others, 2 the engine's
-STAGE_COLOURS = {"body": 8, "admission": 1, "pool": 1, "prefill": 2, "connect": 2, "first_token": 2, "stream": 2}
 
 
 class Segment(NamedTuple):
@@ -32,7 +36,7 @@ class Segment(NamedTuple):
 
     x: float
     width: float
-    colour: int
+    colour: str  # a class of the style sheet
 
 
 class Bar(NamedTuple):
@@ -53,7 +57,7 @@ class BarChart(NamedTuple):
 
 def render_page(record: Mapping[str, Any]) -> str:
     """Render a record, as `record_view.describe_record` describes it, as HTML."""
-    return _TEMPLATE.render(record=record)
+    return _TEMPLATE.render(record=record, sides=MEANINGS, colours=COLOURS)
 
 
 def stack_bars(choice: Mapping[str, Any]) -> BarChart | None:
@@ -83,6 +87,7 @@ class StageBar(NamedTuple):
     attempt: int | None
     start_ms: float | None
     duration_ms: float | None
+    side: str
     segment: Segment | None
 
 
@@ -99,7 +104,7 @@ def _place(stage: Mapping[str, Any], whole_ms: float) -> Segment | None:
         return None
     x = 100 * stage["start_ms"] / whole_ms
     width = max(LEAST_WIDTH, 100 * (stage["duration_ms"] or 0.0) / whole_ms)
-    return Segment(round(min(x, 100 - LEAST_WIDTH), 3), round(width, 3), STAGE_COLOURS.get(stage["name"], 0))
+    return Segment(round(min(x, 100 - LEAST_WIDTH), 3), round(width, 3), stage["side"])
 
 
 def _stack(values: Sequence[float], least: float, scale: float) -> Iterator[Segment]:
@@ -110,7 +115,7 @@ def _stack(values: Sequence[float], least: float, scale: float) -> Iterator[Segm
         if value < 0:
             left -= width
         if width > 0:
-            yield Segment(round(left if value < 0 else right, 3), round(width, 3), i % COLOURS)
+            yield Segment(round(left if value < 0 else right, 3), round(width, 3), f"c{i % COLOURS}")
         right += width if value > 0 else 0.0
 
 

@@ -5,10 +5,9 @@ import { usePolled } from "./admin.js";
 import { count, duration, names, share, tokens } from "./format.js";
 import { lastSeconds } from "./flow_sums.js";
 import { html, useState } from "./lib.js";
-import { Bar } from "./svg.js";
+import { Bar, useNarrow } from "./svg.js";
 
 const REFRESH_MS = 10000;
-const WIDTH = 1000;
 const ROW = 22;
 const LABELLED = 46; // narrower boxes have no label
 const LISTED = 20;
@@ -69,11 +68,12 @@ function Totals({ copies, store }) {
 const hitShare = (p) => (p.answers ? p.hits / p.answers : null);
 
 function Icicle({ prefixes, chosen, choose }) {
+    const whole = useNarrow() ? 330 : 1000;
     const roots = [...prefixes.values()].filter((p) => p.above === null).sort((a, b) => b.requests - a.requests);
     const total = roots.reduce((sum, p) => sum + p.requests, 0);
     const boxes = [];
     const lay = (p, x, row) => {
-        const width = (WIDTH * p.requests) / total;
+        const width = (whole * p.requests) / total;
         boxes.push({ p, x, width, row });
         let at = x;
         for (const child of [...p.children].sort((a, b) => b.requests - a.requests)) at += lay(child, at, row + 1);
@@ -83,7 +83,7 @@ function Icicle({ prefixes, chosen, choose }) {
     const rows = Math.max(...boxes.map((b) => b.row)) + 1;
     const longest = Math.max(...[...prefixes.values()].map((p) => p.tokens ?? p.blocks));
     const label = `${count(prefixes.size)} shared prefixes of ${count(total)} requests; the longest has ${tokens(longest)} tokens. The table below lists them.`;
-    return html`<div class="wide"><svg class="icicle" viewBox="0 0 ${WIDTH} ${rows * ROW}" role="img" aria-label=${label}>
+    return html`<div class="wide"><svg class="icicle" viewBox="0 0 ${whole} ${rows * ROW}" role="img" aria-label=${label}>
     ${boxes
         .filter((b) => b.width >= 0.7)
         .map(({ p, x, width, row }) => {

@@ -85,7 +85,7 @@ function Intervals({ metric, index, report }) {
     const x = (v) => (v === "infinite" || v > top ? 100 : (100 * Math.max(0, v)) / top);
     return html`<section class="intervals"><h3>${METRICS[metric] ?? metric}</h3><div class="wide" tabindex="0" role="region" aria-label=${METRICS[metric] ?? metric}><table><tbody>${rows.map(
         (r) => html`<tr>
-    <th scope="row">${r.arm}<small class="verdict-${(r.verdict ?? "").split(" ")[0]}">${r.verdict}${r.verdict === "not yet known" && r.requests_needed ? `: about ${count(r.requests_needed)} more requests` : ""}</small></th><td>${shown(r.estimate, metric)}<span class="faint"> ${r.low === null ? "" : `(${shown(r.low, metric)} to ${shown(r.high, metric)})`}</span></td>
+    <th scope="row">${r.arm}<small class="verdict-${(r.verdict ?? "").split(" ")[0]}">${r.verdict}${r.verdict === "not yet known" && r.requests_needed ? `: about ${count(r.requests_needed)} more requests` : ""}</small></th><td>${shown(r.estimate, metric)} <span class="faint">${r.low === null ? "" : `(${shown(r.low, metric)} to ${shown(r.high, metric)})`}</span></td>
     <td class="lane">${r.low === null ? "" : html`<i class="interval" style=${`left: ${x(r.low)}%; width: ${Math.max(0.5, x(r.high) - x(r.low))}%`}></i>`}${r.estimate === null ? "" : html`<b style=${`left: ${x(r.estimate)}%`}></b>`}</td></tr>`,
     )}</tbody>
     <tfoot aria-hidden="true"><tr><td></td><td></td><td class="axis faint"><span>0</span><span>${text(metric)(top)}</span></td></tr></tfoot></table></div></section>`;
@@ -109,13 +109,13 @@ function Shadows({ shadows }) {
     const signed = (v, of) =>
         typeof v !== "number" ? "–" : `${v > 0 ? "+" : ""}${of(v)}`;
     return html`<h2>Shadows</h2><p class="faint">Shadows decide on the same requests and send nothing. Differences: prediction for the shadow's choice minus prediction for the real choice, mean of all decisions.</p>
-    <table><thead><tr><th scope="col">policy</th><th scope="col">agrees</th><th scope="col">choices</th><th scope="col">first token</th><th scope="col">overlap</th><th scope="col" class="text">state</th></tr></thead>
+    <div class="wide" tabindex="0" role="region" aria-label="Shadows"><table><thead><tr><th scope="col">policy</th><th scope="col">agrees</th><th scope="col">choices</th><th scope="col">first token</th><th scope="col">overlap</th><th scope="col" class="text">state</th></tr></thead>
     <tbody>${shadows.map(
         (
             s,
         ) => html`<tr><th scope="row">${s.policy}</th><td>${share(s.agreement)}</td><td>${count(s.decisions)}</td>
       <td>${signed(s.ttft_ms, duration)}</td><td>${signed(s.overlap_tokens, amount)}</td><td class="text">${s.out ? `out: ${s.out}` : "ok"}</td></tr>`,
-    )}</tbody></table>`;
+    )}</tbody></table></div>`;
 }
 
 const EXAMPLE = `experiment:

@@ -3,6 +3,7 @@
 import { flowByTarget } from "./flow_sums.js";
 import { count, duration, memoryText, names, plural, ratio, share } from "./format.js";
 import { html, useMemo, useRef, useState } from "./lib.js";
+import { Name, sharedEnds } from "./name.js";
 import { Bar } from "./svg.js";
 import { TargetDetail } from "./target.js";
 
@@ -56,7 +57,7 @@ export function Fleet({ store, argument }) {
     const open = store.targets.has(argument) ? argument : null;
     const focused = open ?? cells[0]?.id;
     const many = all.length > MANY;
-    const cut = many ? commonPrefix(all.map(shortName)) : 0;
+    const ends = sharedEnds(all.map(shortName));
     return html`<form class="tools" onSubmit=${(e) => e.preventDefault()}>
       <label>Show <input type="search" placeholder="name, state, model …" value=${filter} onInput=${(e) => setFilter(e.target.value)} /></label>
       <label>Sort by <select value=${sort} onChange=${(e) => setSort(e.target.value)}>
@@ -68,7 +69,7 @@ export function Fleet({ store, argument }) {
     <div class="split ${open ? "open" : ""}">
       ${all.length === 0 ? html`<p>No engines. They come from the configuration's section <code>fleet</code>.</p>` : ""}
       <ul class="cells ${many ? "many" : ""}" ref=${grid} onKeyDown=${(e) => move(e, grid.current)} aria-label="Targets">
-        ${cells.map((cell) => html`<${Cell} key=${cell.id} cell=${cell} flow=${flows.get(cell.id)} cut=${cut} open=${cell.id === open} focused=${cell.id === focused} />`)}
+        ${cells.map((cell) => html`<${Cell} key=${cell.id} cell=${cell} flow=${flows.get(cell.id)} ends=${ends} open=${cell.id === open} focused=${cell.id === focused} />`)}
       </ul>
       ${open ? html`<${TargetDetail} key=${open} id=${open} store=${store} troubles=${troubles(store.targets.get(open))} />` : ""}
     </div>`;
@@ -106,7 +107,7 @@ export const promise = (sum) =>
         ? `${share(sum.predicted / sum.promisedPrompt)} → ${share(sum.compared / sum.promisedPrompt)}`
         : `– → ${share(ratio(sum.delivered, sum.prompt))}`;
 
-function Cell({ cell, flow, cut, open, focused }) {
+function Cell({ cell, flow, ends, open, focused }) {
     const found = troubles(cell);
     const sign = found[0]?.level ?? "ok";
     const joined = cell.requests !== undefined;
@@ -116,7 +117,7 @@ function Cell({ cell, flow, cut, open, focused }) {
     const title = found.map((t) => t.text).join("; ") || "no trouble";
     return html`<li><a class="cell ${sign} ${cell.state}" href=${open ? "#fleet" : `#fleet/${encodeURIComponent(cell.id)}`} tabindex=${focused ? 0 : -1}
       aria-current=${open ? "true" : null} title=${`${cell.id}: ${title}`}>
-    <span class="line"><span class="sign" aria-hidden="true">${SIGN[sign]}</span><strong>${cut ? html`<span class="hidden">${shortName(cell)}</span><span aria-hidden="true">${shortName(cell).slice(cut)}</span>` : shortName(cell)}</strong>
+    <span class="line"><span class="sign" aria-hidden="true">${SIGN[sign]}</span><strong><${Name} text=${shortName(cell)} ends=${ends} /></strong>
       ${cell.role && cell.role !== "both" ? html`<span class="role">${cell.role === "prefill" ? "P" : "D"}</span>` : ""}
       <span class="queue">${joined ? duration(cell.queued_ms) : ""}</span></span>
     ${found.length ? html`<span class="why">${found[0].text}</span>` : ""}
@@ -128,14 +129,6 @@ function Cell({ cell, flow, cut, open, focused }) {
             : html`<span class="line figures small">not joined</span>`
     }
   </a></li>`;
-}
-
-/** How many leading characters all names share, up to the last separator: small cells leave them out. */
-function commonPrefix(list) {
-    const [first] = list;
-    let n = 0;
-    while (n < first.length && list.every((name) => name[n] === first[n])) n++;
-    return first.slice(0, n).search(/[-._:/][^-._:/]*$/) + 1;
 }
 
 const shortName = (cell) => (cell.ranks > 1 ? cell.id : cell.instance);

@@ -8,19 +8,21 @@ import { promise } from "./fleet.js";
 import { amount, count, duration, momentOf, names, plural, share, timeOf, tokens } from "./format.js";
 import { lanes, lastSeconds, overTime, quantile } from "./flow_sums.js";
 import { html, useState } from "./lib.js";
+import { briefName } from "./name.js";
+import { categoryColor, useNarrow } from "./svg.js";
 
 const STEP_S = 10;
 const SHOWN = 14; // targets in the picture; the others are one
-const WIDTH = 900;
 const ROW = 26;
-const LONGEST = 24; // characters of a target's name; the end tells more
-const COLORS = ["--c1", "--c2", "--c3", "--c4", "--c5", "--c6", "--c7", "--c8"];
+// Of the picture: its width, the x of its lanes and targets, and the characters of a name. A phone has the names on the bands.
+const WIDE = { width: 900, x0: 190, x1: 610, lane: 19, longest: 30 };
+const PHONE = { width: 350, x0: 4, x1: 346, lane: 14, longest: 20 };
 
 const part = (a, b) => (b ? a / b : null);
 
 export function Flow({ store }) {
     const found = lanes(store);
-    const colors = Object.fromEntries([...found].sort().map((lane, i) => [lane, COLORS[i % COLORS.length]]));
+    const colors = Object.fromEntries([...found].sort().map((lane, i) => [lane, categoryColor(i)]));
     return html`<${Switcher} store=${store} />
     <section class="panel"><h2>The last 5 minutes</h2><${Balance} store=${store} /><${Sankey} store=${store} colors=${colors} /></section>
     <div class="charts"><${Courses} store=${store} lanes=${found} colors=${colors} /></div>
@@ -50,6 +52,8 @@ function sumBy(rows, name) {
 
 /** Bands from lanes to targets, as thick as their requests are many. */
 function Sankey({ store, colors }) {
+    const narrow = useNarrow();
+    const { width, x0, x1, lane: most, longest } = narrow ? PHONE : WIDE;
     const rows = store.flowTargets.filter((row) => row.placed);
     if (!rows.length) return html`<p class="faint">No request in the last 5 minutes.</p>`;
     const byTarget = [...sumBy(rows, "target")].sort((a, b) => b[1] - a[1]);
@@ -88,7 +92,6 @@ function Sankey({ store, colors }) {
         [...bands].reduce((sum, [key, n]) => sum + (key.split("\n")[index] === id ? n : 0), 0);
     const from = wide(left, of(0));
     const to = wide(right, of(1));
-    const [x0, x1] = [190, WIDTH - 290];
     const drawn = [...bands]
         .sort((a, b) => right.indexOf(a[0].split("\n")[1]) - right.indexOf(b[0].split("\n")[1]))
         .map(([key, n]) => {
@@ -106,19 +109,19 @@ function Sankey({ store, colors }) {
         byTarget.map(([id, n]) => `${id}: ${count(n)}`),
         SHOWN,
     )}`;
-    return html`<div class="wide"><svg class="sankey" viewBox="0 -2 ${WIDTH} ${height + 4}" role="img" aria-label=${label}>
+    return html`<div class="wide"><svg class="sankey" viewBox="0 -2 ${width} ${height + 4}" role="img" aria-label=${label}>
     ${drawn}
     ${left.map(
         (
             lane,
         ) => html`<rect x=${x0 - 4} width="4" y=${from.get(lane).y} height=${Math.max(1, from.get(lane).height)} style=${`fill: var(${colors[lane]})`} />
-      <text x=${x0 - 10} y=${from.get(lane).y + from.get(lane).height / 2} text-anchor="end" dy=".35em"><tspan class="strong">${lane || "no policy"}</tspan> ${share(of(0)(lane) / total)}</text>`,
+      <text x=${narrow ? x0 + 6 : x0 - 10} y=${from.get(lane).y + from.get(lane).height / 2} text-anchor=${narrow ? "start" : "end"} dy=".35em"><tspan class="strong">${briefName(lane || "no policy", undefined, most)}</tspan> ${share(of(0)(lane) / total)}</text>`,
     )}
     ${right.map((id) => {
         const n = of(1)(id);
         const bad = failed.get(id);
         return html`<rect class="node" x=${x1} width="4" y=${to.get(id).y} height=${Math.max(1, to.get(id).height)} />
-        <text x=${x1 + 10} y=${to.get(id).y + to.get(id).height / 2} dy=".35em"><tspan class="strong">${id.length > LONGEST ? `…${id.slice(1 - LONGEST)}` : id}</tspan> ${count(n)} (${share(n / total)})${bad ? html`<tspan class="failed">, ${count(bad)} failed</tspan>` : ""}</text>`;
+        <text x=${narrow ? x1 - 6 : x1 + 10} y=${to.get(id).y + to.get(id).height / 2} text-anchor=${narrow ? "end" : "start"} dy=".35em"><tspan class="strong">${briefName(id, store.targets.has(id) ? store.ends : undefined, longest)}</tspan> ${count(n)} (${share(n / total)})${bad ? html`<tspan class="failed">, ${count(bad)} failed</tspan>` : ""}</text>`;
     })}
   </svg></div>`;
 }

@@ -4,6 +4,8 @@
 import { read } from "./admin.js";
 import { amount, count, duration, momentOf, share, timeOf, tokens } from "./format.js";
 import { html, useEffect, useState } from "./lib.js";
+import { Name } from "./name.js";
+import { categoryColor } from "./svg.js";
 
 const LISTED = 50;
 const FIELDS = [
@@ -14,10 +16,10 @@ const FIELDS = [
 ];
 
 export function OneRequest({ store, argument }) {
-    return html`<${Search} store=${store} open=${argument} />${argument ? html`<${Detail} key=${argument} id=${argument} />` : ""}`;
+    return html`<${Search} store=${store} open=${argument} />${argument ? html`<${Detail} key=${argument} id=${argument} ends=${store.ends} />` : ""}`;
 }
 
-function Search({ open }) {
+function Search({ store, open }) {
     const [wanted, setWanted] = useState({});
     const [asked, setAsked] = useState({});
     const [found, setFound] = useState(null);
@@ -58,14 +60,14 @@ function Search({ open }) {
             (
                 r,
             ) => html`<tr class=${r.status >= 500 || r.error ? "odd" : ""}><td title=${momentOf(r.at_wall_s)}>${timeOf(r.at_wall_s)}</td>
-          <td class="text"><a href="#request/${encodeURIComponent(r.id)}" aria-current=${r.id === open ? "true" : null}>${r.id}</a></td><td class="text">${r.target ?? "–"}</td><td class="text">${r.arm ?? r.policy ?? "–"}</td>
+          <td class="text"><a href="#request/${encodeURIComponent(r.id)}" aria-current=${r.id === open ? "true" : null}>${r.id}</a></td><td class="text">${r.target ? html`<${Name} text=${r.target} ends=${store.ends} />` : "–"}</td><td class="text">${r.arm ?? r.policy ?? "–"}</td>
           <td class="text">${r.client ?? r.sender ?? "–"}</td><td>${tokens(r.prompt_tokens ?? r.prompt_tokens_counted)}</td><td>${tokens(r.cached_tokens)}</td>
           <td>${r.stream ? duration(r.ttft_ms) : "–"}</td><td>${duration(r.duration_ms)}</td><td>${r.status ?? (r.done ? "–" : "running")}</td></tr>`,
         )}</tbody></table></div></details>`
     }`;
 }
 
-function Detail({ id }) {
+function Detail({ id, ends }) {
     const [record, setRecord] = useState(null);
     const [error, setError] = useState(null);
     useEffect(() => {
@@ -111,8 +113,8 @@ function Detail({ id }) {
             attempt,
             i,
         ) => html`<section><h3>${record.attempts.length > 1 ? `Attempt ${i + 1} of ${record.attempts.length}: ` : "The choice: "}${attempt.target} (${attempt.end})</h3>
-      ${record.attempts.length > 1 ? html`<p>${attempt.why}</p>` : ""}<${Costs} choice=${attempt} />
-      ${attempt.prefill ? html`<h3>Prefilled by ${attempt.prefill.target} (${attempt.prefill.end})</h3><${Costs} choice=${attempt.prefill} />` : ""}</section>`,
+      ${record.attempts.length > 1 ? html`<p>${attempt.why}</p>` : ""}<${Costs} choice=${attempt} ends=${ends} />
+      ${attempt.prefill ? html`<h3>Prefilled by ${attempt.prefill.target} (${attempt.prefill.end})</h3><${Costs} choice=${attempt.prefill} ends=${ends} />` : ""}</section>`,
     )}
     <${Others} record=${record} />
   </article>`;
@@ -130,34 +132,19 @@ function Delivery({ record }) {
     <div><dt>whole answer</dt><dd>${duration(record.duration_ms)}</dd></div></dl>`;
 }
 
-const OWN = new Set(["parse", "tokens", "keys", "match", "decide"]);
-const WAITS = new Set(["pool", "admission", "body", "wake"]);
-
-/** Stages with where they begin; those of a record without a time line follow one another. */
-function stagesOf(record) {
-    if (record.timeline) return record.timeline.filter((s) => s.start_ms !== null && s.start_ms !== undefined);
-    let at = 0;
-    const found = [];
-    for (const name of ["parse", "wake", "tokens", "keys", "admission", "pool", "match", "decide", "connect"]) {
-        const ms = record.stages[`${name}_ms`];
-        if (ms === null || ms === undefined) continue;
-        found.push({ name, attempt: null, start_ms: at, duration_ms: ms });
-        at += ms;
-    }
-    if (record.ttft_ms !== null)
-        found.push({ name: "first_token", start_ms: at, duration_ms: Math.max(0, record.ttft_ms - at) });
-    if (record.ttft_ms !== null && record.duration_ms !== null)
-        found.push({ name: "stream", start_ms: record.ttft_ms, duration_ms: record.duration_ms - record.ttft_ms });
-    return found;
-}
+const SIDES = {
+    client: "the client sends",
+    router: "the router computes",
+    wait: "the request waits",
+    engine: "the engine works",
+};
 
 function Waterfall({ record }) {
-    const stages = stagesOf(record);
+    const stages = record.timeline.filter((s) => s.start_ms !== null);
     const end = Math.max(record.duration_ms ?? 0, ...stages.map((s) => s.start_ms + (s.duration_ms ?? 0))) || 1;
     // The router's stages take microseconds and the answer seconds: a root scale shows both.
     const x = (ms) => 100 * Math.sqrt(Math.max(0, ms) / end);
     const ticks = [0, 0.01, 0.1, 0.25, 0.5, 1].map((part) => part * end);
-    const kind = (name) => (OWN.has(name) ? "own" : WAITS.has(name) ? "wait" : "engine");
     const several = record.attempts.length > 1;
     return html`<div class="wide" tabindex="0" role="region" aria-label="Timeline"><table class="waterfall"><thead><tr><th scope="col">stage</th><th scope="col">from</th><th scope="col">took</th>
       <th scope="col" class="axis">${ticks.map((ms) => html`<span style=${ms === end ? "right: 0" : `left: ${x(ms)}%`} class=${ms === end ? "last" : ""}>${duration(ms)}</span>`)}<span class="hidden">drawn on a root scale</span></th></tr></thead>
@@ -165,9 +152,9 @@ function Waterfall({ record }) {
         (
             s,
         ) => html`<tr><th scope="row">${s.name.replaceAll("_", " ")}${several && s.attempt ? ` (${s.attempt})` : ""}</th><td>${duration(s.start_ms)}</td><td>${duration(s.duration_ms)}</td>
-      <td class="lane"><i class=${kind(s.name)} style=${`left: ${x(s.start_ms)}%; width: ${Math.max(0.25, x(s.start_ms + (s.duration_ms ?? end)) - x(s.start_ms))}%`}></i></td></tr>`,
+      <td class="lane"><i class=${s.side} style=${`left: ${x(s.start_ms)}%; width: ${Math.max(0.25, x(s.start_ms + (s.duration_ms ?? end)) - x(s.start_ms))}%`}></i></td></tr>`,
     )}</tbody></table></div>
-    <p class="legend inline" aria-hidden="true"><i class="own"></i>the router computes <i class="wait"></i>waiting <i class="engine"></i>the engine; root scale</p>`;
+    <p class="legend inline" aria-hidden="true">${Object.entries(SIDES).map(([side, meaning]) => html`<span><i class=${side}></i>${meaning} </span>`)}<span>root scale</span></p>`;
 }
 
 /** The parts of a candidate's cost, weighted: of each term its own parts, or the term where it names none. */
@@ -181,9 +168,7 @@ function partsOf(candidate) {
     return parts;
 }
 
-const COLORS = 8;
-
-function Costs({ choice }) {
+function Costs({ choice, ends }) {
     const [all, setAll] = useState(false);
     const candidates = [...(choice.candidates ?? [])].sort((a, b) => a.cost - b.cost);
     if (!candidates.length) return "";
@@ -205,12 +190,12 @@ function Costs({ choice }) {
     const width = (value) => (100 * Math.abs(value)) / (high - low);
     const unit = Object.values(candidates[0].terms)[0]?.unit ?? "";
     const value = (v) => (unit.toLowerCase() === "ms" ? duration(v) : amount(v));
-    return html`<p class="legend inline">${kinds.map((name, i) => html`<span><i style=${`background: var(--c${(i % COLORS) + 1})`}></i>${name.replaceAll("_", " ")} </span>`)}</p>
+    return html`<p class="legend inline">${kinds.map((name, i) => html`<span><i style=${`background: var(${categoryColor(i)})`}></i>${name.replaceAll("_", " ")} </span>`)}</p>
     <div class="wide" tabindex="0" role="region" aria-label="Costs of the candidates"><table class="costs"><thead><tr><th scope="col">candidate</th><th scope="col">cost</th><th scope="col">overlap</th><th scope="col">queue</th><th scope="col" class="text">parts of the cost</th></tr></thead>
     <tbody>${shown.map((c) => {
         let right = -low * (100 / (high - low));
         let left = right;
-        return html`<tr class=${c.target === choice.target ? "chosen" : ""}><th scope="row">${c.target}${c.target === choice.target ? " ✓" : ""}<span class="hidden">${c.target === choice.target ? "chosen" : ""}</span></th><td>${value(c.cost)}</td>
+        return html`<tr class=${c.target === choice.target ? "chosen" : ""}><th scope="row"><${Name} text=${c.target} ends=${ends} />${c.target === choice.target ? " ✓" : ""}<span class="hidden">${c.target === choice.target ? "chosen" : ""}</span></th><td>${value(c.cost)}</td>
         <td>${c.overlap ? tokens(c.overlap.expected_tokens ?? c.overlap.gpu_tokens) : "–"}</td><td>${duration(c.load?.queued_ms)}</td>
         <td class="lane">${parts
             .get(c)
@@ -220,7 +205,7 @@ function Costs({ choice }) {
                 const at = v > 0 ? right : left - w;
                 if (v > 0) right += w;
                 else left -= w;
-                return html`<i title="${name.replaceAll("_", " ")}: ${value(v)}" style=${`left: ${at}%; width: ${w}%; background: var(--c${(kinds.indexOf(name) % COLORS) + 1})`}></i>`;
+                return html`<i title="${name.replaceAll("_", " ")}: ${value(v)}" style=${`left: ${at}%; width: ${w}%; background: var(${categoryColor(kinds.indexOf(name))})`}></i>`;
             })}<span class="hidden">${parts
             .get(c)
             .map(([name, v]) => `${name.replaceAll("_", " ")} ${value(v)}`)

@@ -1,5 +1,7 @@
 // The picture as the page knows it: the feed's full picture with all changes since, and what follows from it.
 
+import { sharedEnds } from "./name.js";
+
 const KEPT_POINTS = 900; // of each target's history, one per picture
 const TRIM = 300;
 const FLOW_FIELDS = ["start", "lane", "placed", "ended", "failed", "blind", "returning", "stayed", "prompt", "delivered",
@@ -28,6 +30,7 @@ export class Store {
         this.now = null;
         this.router = null;
         this.targets = new Map();
+        this.ends = sharedEnds([]);
         this.buckets = new Map();
         this.flowTargets = [];
         this.flowSince = null;
@@ -55,6 +58,7 @@ export class Store {
         this.windowS = data.window_s;
         this.router = data.router;
         this.targets = new Map(Object.entries(data.targets));
+        this.ends = sharedEnds([...this.targets.keys()]);
         this.buckets = new Map();
         this.applyFlow(data.flow);
         this.marks = data.marks;
@@ -64,10 +68,13 @@ export class Store {
     applyDelta(data) {
         this.now = data.now;
         if (data.router) this.router = { ...this.router, ...data.router };
+        const known = this.targets.size;
+        let moved = false;
         for (const [id, change] of Object.entries(data.targets ?? {})) {
-            if (change === null) this.targets.delete(id);
+            if (change === null) moved = this.targets.delete(id) || moved;
             else this.targets.set(id, { ...this.targets.get(id), ...change });
         }
+        if (moved || this.targets.size !== known) this.ends = sharedEnds([...this.targets.keys()]);
         this.applyFlow(data.flow);
         if (data.marks) this.marks = [...this.marks, ...data.marks].slice(-200);
         this.remember();

@@ -1,6 +1,24 @@
 // Small drawings: sparklines and bars.
 
-import { html } from "./lib.js";
+import { html, useEffect, useState } from "./lib.js";
+
+const NARROW = matchMedia("(max-width: 520px)"); // as in the style sheet
+
+/** Whether the window is as narrow as a phone's. */
+export function useNarrow() {
+    const [narrow, setNarrow] = useState(NARROW.matches);
+    useEffect(() => {
+        const onChange = () => setNarrow(NARROW.matches);
+        NARROW.addEventListener("change", onChange);
+        return () => NARROW.removeEventListener("change", onChange);
+    }, []);
+    return narrow;
+}
+
+const CATEGORIES = ["--c3", "--c4", "--c5", "--c6", "--c7", "--c8"];
+
+/** The colour of the `i`th of several things that are neither the router's nor the engines'. */
+export const categoryColor = (i) => CATEGORIES[i % CATEGORIES.length];
 
 /** The course of a value; where it is unknown the line is broken. */
 export function Spark({ t, values, width = 66, height = 18 }) {

@@ -43,8 +43,8 @@ export function TargetDetail({ id, store, troubles }) {
             ? html`
       <${Chart} title="Requests, since this page was opened" t=${kept.t} height=${120} format=${count} marks=${marksOf(store, cell)}
         series=${[
-            { label: "this router's", color: "--c1", values: kept.requests },
-            { label: "waiting in the engine", color: "--c2", values: kept.waiting },
+            { label: "this router's", color: "--router", values: kept.requests },
+            { label: "waiting in the engine", color: "--engine", values: kept.waiting },
         ]} />
       <${Chart} title="KV memory in tokens, since this page was opened" t=${kept.t} height=${120} format=${tokens} marks=${marksOf(store, cell)}
         series=${[
@@ -156,7 +156,7 @@ function SpeedChart({ detail, id }) {
         { label: "learned", color: "--ink", values: x.map(curve) },
         {
             label: "measured, alone",
-            color: "--c1",
+            color: "--c3",
             points: true,
             values: measured.map((r) => (r.alone ? r.ttft_ms : null)),
         },

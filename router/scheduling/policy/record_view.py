@@ -12,7 +12,7 @@ from router.scheduling.policy.decision import Decision, Term
 from router.scheduling.policy.policy import Policy
 from router.scheduling.policy.rationale import describe_omitted, explain_choice
 from router.scheduling.policy.record import Attempt, PrefillRecord, Record
-from router.scheduling.policy.timeline import build_timeline, compare_promise
+from router.scheduling.policy.timeline import build_timeline, compare_promise, side_of
 
 OPEN_BREAKERS = "panic: the breakers of all targets that could answer are open, so they are ignored"
 SLOW_PROBES = "panic: the health probes of all engines that could answer time out, which is ignored"
@@ -39,7 +39,7 @@ def describe_record(record: Record, *, in_full: bool = True) -> dict[str, Any]:
     fields["stages"] = msgspec.structs.asdict(record.stages)
     fields["attempts"] = [_describe_attempt(attempt, record.policy if in_full else None) for attempt in record.attempts]
     if in_full:
-        fields["timeline"] = [to_plain(stage) for stage in build_timeline(record)]
+        fields["timeline"] = [to_plain(stage) | {"side": side_of(stage.name)} for stage in build_timeline(record)]
         fields["promise"] = to_plain(compare_promise(record))
     return fields
 

@@ -11,7 +11,7 @@ ids has no recorded duration, since it may end without ids: it is the time betwe
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from router.scheduling.policy.decision import Decision
 from router.scheduling.policy.record import Attempt, Record
@@ -27,6 +27,27 @@ def is_blind(tokens_from: str) -> bool:
     `tokens_from`.
     """
     return tokens_from not in WITH_IDS and tokens_from not in UNTOKENIZED
+
+
+Side = Literal["client", "router", "wait", "engine"]
+"""Whose time a stage is: the client sends, the router computes, the request waits for room, an engine or the pool, or
+the engine works.
+"""
+SIDES: dict[str, Side] = {
+    "body": "client",
+    "wake": "wait",
+    "admission": "wait",
+    "pool": "wait",
+    "prefill": "engine",
+    "connect": "engine",
+    "first_token": "engine",
+    "stream": "engine",
+}
+
+
+def side_of(stage: str) -> Side:
+    """Return whose time a stage is."""
+    return SIDES.get(stage, "router")
 
 
 class StageTime(NamedTuple):

@@ -155,12 +155,12 @@ def test_where_the_time_went_is_drawn_and_the_table_has_the_same_figures() -> No
     assert [name for name, bar in bars.items() if bar.segment is None] == [
         "wake", "admission", "pool", "match", "connect",
     ]  # fmt: skip
-    assert bars["stream"].segment == (50.0, 50.0, 2)
-    assert bars["decide"].segment == (12.5, 0.4, 0)  # a fortieth of a per cent is not seen
+    assert bars["stream"].segment == (50.0, 50.0, "engine")
+    assert bars["decide"].segment == (12.5, 0.4, "router")  # a fortieth of a per cent is not seen
     rows = Rows(render_page(described))
-    assert rows.of("first token") == [["first token", "1", "", "10.02", "29.98"]]
-    assert rows.of("decide") == [["decide", "1", "", "10.00", "0.02"]]
-    assert rows.of("pool") == [["pool", "–", "", "–", "–"]]
+    assert rows.of("first token") == [["first token", "1", "10.02", "29.98", ""]]
+    assert rows.of("decide") == [["decide", "1", "10.00", "0.02", ""]]
+    assert rows.of("pool") == [["pool", "–", "–", "–", ""]]
 
 
 def test_promise_and_delivery_stand_side_by_side() -> None:
