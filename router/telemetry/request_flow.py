@@ -14,7 +14,7 @@ wide.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from math import log
 from typing import Any, NamedTuple
 
@@ -23,6 +23,8 @@ import msgspec
 from router.clock import Clock
 from router.scheduling.policy.record import Attempt, Record
 from router.scheduling.policy.timeline import is_blind
+from router.telemetry.failed_attempts import FAILED
+from router.telemetry.failure import CLIENTS_OWN, failure_reason
 from router.telemetry.recent_records import RecentRecords
 
 BUCKET_S = 5
@@ -32,7 +34,8 @@ TARGET_WINDOW_S = 300
 BINS_PER_E = 8.0
 SHORTEST_MS = 1e-3  # counted in the lowest bin
 RECORDS_PER_TURN = 200  # of the event loop: about 0.6 ms
-NO_FAULT = frozenset(("ok", "continued", "client_gone", "rejected", "running"))  # ends that are not the fleet's fault
+ENGINE_ERRORS = FAILED | {"busy", "deadline"}  # ends of attempts that count as errors of the target
+PREFILL_ERRORS = frozenset(("connect", "busy", "died", "failed", "deadline"))  # the same of prefill halves
 
 
 class FlowBucket(msgspec.Struct, array_like=True):
@@ -42,7 +45,7 @@ class FlowBucket(msgspec.Struct, array_like=True):
     lane: str  # the arm, or the policy
     placed: int = 0
     ended: int = 0
-    failed: int = 0
+    failed: int = 0  # for a reason that is not the client's own
     blind: int = 0  # placed without the ids of their prompts
     returning: int = 0  # of sessions that had a target
     stayed: int = 0  # of `returning`, sent to that target again
@@ -61,8 +64,8 @@ class TargetFlow(msgspec.Struct, array_like=True):
 
     target: str
     lane: str
-    placed: int = 0
-    failed: int = 0
+    placed: int = 0  # attempts; a request that failed here and was answered elsewhere counts at both
+    failed: int = 0  # attempts and prefill halves that the target failed
     prompt_tokens: int = 0
     delivered_tokens: int = 0
     promised_prompt_tokens: int = 0
@@ -102,7 +105,7 @@ class RequestFlow:
         self._records = records
         self._clock = clock
         self._seen = records.added - len(records)
-        self._running: list[Record] = []
+        self._running: list[tuple[Record, int]] = []  # with the number of attempts that are counted
         self._buckets: dict[tuple[int, str], FlowBucket] = {}
         self._slots: dict[int, dict[tuple[str, str], TargetFlow]] = {}  # by start
         self._changed: set[tuple[int, str]] = set()
@@ -119,11 +122,11 @@ class RequestFlow:
             if n % RECORDS_PER_TURN == RECORDS_PER_TURN - 1:
                 await asyncio.sleep(0)
         running, self._running = self._running, []
-        for n, record in enumerate(running):
+        for n, (record, counted) in enumerate(running):
             if record.done:
-                self._end(record)
+                self._end(record, counted)
             else:
-                self._running.append(record)
+                self._running.append((record, counted))
             if n % RECORDS_PER_TURN == RECORDS_PER_TURN - 1:
                 await asyncio.sleep(0)
         self._forget(oldest_s)
@@ -143,13 +146,15 @@ class RequestFlow:
             if last is not None:
                 bucket.returning += 1
                 bucket.stayed += last == attempt.decision.target
-            self._target(record).placed += 1
-        self._running.append(record)
+            self._target(record, attempt.decision.target).placed += 1
+        self._running.append((record, min(1, len(record.attempts))))
 
-    def _end(self, record: Record) -> None:
+    def _end(self, record: Record, counted: int) -> None:
+        """Count a request that has ended, of whose attempts the first `counted` are counted as placed."""
         bucket = self._bucket(record)
         attempt = record.attempts[-1] if record.attempts else None
-        failed = attempt is None or attempt.end not in NO_FAULT
+        reason = failure_reason(record)
+        failed = reason is not None and reason not in CLIENTS_OWN
         bucket.ended += 1
         bucket.failed += failed
         if record.ttft_ms is not None and record.stream and not failed:
@@ -158,8 +163,11 @@ class RequestFlow:
             _count(bucket.own, own_ms)
         if attempt is None:
             return
-        target = self._target(record)
-        target.failed += failed
+        for further in record.attempts[counted:]:
+            self._target(record, further.decision.target).placed += 1
+        for failed_at in _failed_targets(record):
+            self._target(record, failed_at).failed += 1
+        target = self._target(record, attempt.decision.target)
         if record.cached_tokens is None or record.prompt_tokens is None:
             return
         bucket.pool_tokens += attempt.pool_tokens or 0
@@ -179,9 +187,9 @@ class RequestFlow:
             bucket = self._buckets[key] = FlowBucket(*key)
         return bucket
 
-    def _target(self, record: Record) -> TargetFlow:
+    def _target(self, record: Record, target: str) -> TargetFlow:
         slot = self._slots.setdefault(int(record.at_wall_s) // SLOT_S * SLOT_S, {})
-        key = record.attempts[-1].decision.target, lane_of(record)
+        key = target, lane_of(record)
         if (sums := slot.get(key)) is None:
             sums = slot[key] = TargetFlow(*key)
         return sums
@@ -251,6 +259,16 @@ def _merge_buckets(parts: list[FlowBucket]) -> FlowBucket:
         else:
             values.append(sum(of_parts))
     return FlowBucket(*values)
+
+
+def _failed_targets(record: Record) -> Iterator[str]:
+    """Yield the target of every attempt and prefill half that failed by the target's fault."""
+    for attempt in record.attempts:
+        served_error = attempt.end == "ok" and record.status is not None and record.status >= 500
+        if served_error or attempt.end in ENGINE_ERRORS:
+            yield attempt.decision.target
+        if attempt.prefill is not None and attempt.prefill.end in PREFILL_ERRORS:
+            yield attempt.prefill.target
 
 
 def lane_of(record: Record) -> str:

@@ -29,7 +29,7 @@ EXPERIMENT = {
     "guard": {"min_units": 1000},
 }
 COMMON = "All of this is common to everybody who asks here. " * 12
-HEALTH = {"interval_s": 0.2, "failures": 2}
+HEALTH = {"interval_s": 1.0, "failures": 2}
 
 
 class Scene(NamedTuple):

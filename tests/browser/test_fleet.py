@@ -13,10 +13,13 @@ from urllib.parse import quote
 import pytest
 from playwright.async_api import expect
 
+from router.clock import SystemClock
+from router.scheduling.policy.record import Stages
 from tests.browser.access import check_access
 from tests.e2e.test_silent_faults import POLICIES, LaterClock, look, ready, switch
 from tests.e2e.workers import say
 from tests.fakes.engines import engine, eventually
+from tests.router.telemetry.records import a_record
 
 pytestmark = pytest.mark.browser
 
@@ -97,6 +100,58 @@ async def test_a_fault_that_costs_hits_is_amber_while_a_policy_reads_caches(rout
         await cell.click()
         await expect(page.get_by_role("complementary")).to_contain_text("events.on")
         await expect(page.get_by_role("complementary")).to_contain_text("engine: --kv-events-config")
+
+
+class LaterDay(LaterClock):
+    """A clock whose time of day a test sets forward, too."""
+
+    def wall(self) -> float:  # type: ignore[override]
+        return SystemClock.wall() + self.ahead_s
+
+
+async def test_a_refused_command_is_news_of_a_minute(router, browse) -> None:
+    clock = LaterDay()
+    async with engine() as a, router([a], clock=clock) as r, browse(r.admin_url) as page:
+        verdict = page.locator(".verdict", has_text="Policy")
+        refused = await r.admin.put("/admin/policies/mine", json={"scorers": [{"name": "nonsense"}]})
+        assert refused.status_code == 422
+        await expect(verdict).to_contain_text("a command was refused", timeout=SOON_MS)
+        await expect(verdict).to_have_class(re.compile("warn"))
+        clock.ahead_s = 61.0
+        await expect(verdict).to_have_class(re.compile("ok"), timeout=SOON_MS)
+
+
+async def test_a_router_that_holds_requests_up_is_amber(router, browse) -> None:
+    async with engine() as a, router([a]) as r, browse(r.admin_url) as page:
+        verdict = page.locator(".verdict", has_text="Router")
+        await say(r.http, "one request")
+        await expect(verdict).to_contain_text("p99 of 5 min", timeout=SOON_MS)
+        held_up = a_record(at_wall_s=r.app.core.clock.wall(), stages=Stages(tokens_ms=109.0))
+        r.app.core.recent_records.add(held_up)
+        await expect(verdict).to_have_class(re.compile("warn"), timeout=SOON_MS)
+        await expect(verdict).to_contain_text("adds 1")
+
+
+async def test_errors_of_an_engine_are_counted_at_it_and_its_requests_are_found(router, browse) -> None:
+    async with engine() as a, router([a]) as r, browse(r.admin_url) as page:
+        for n in range(2):
+            await say(r.http, f"good {n}")
+        a.faults(error_rate=1.0)
+        for n in range(3):
+            assert (await say(r.http, f"bad {n}")).status == 500
+        await expect(page.locator(".cell")).to_contain_text("3 errors", timeout=5 * SOON_MS)  # in every fifth picture
+        await expect(page.locator(".verdict", has_text="Engines")).to_contain_text("3 requests (60 %) failed in 5 min")
+        await page.locator(".now").get_by_role("link", name="60 %").click()
+        rows = page.locator(".found tbody tr")
+        await expect(rows).to_have_count(3)
+        await expect(rows.first).to_contain_text("500 engine_5xx")
+        await page.get_by_label("Show").select_option("slowest")
+        await page.get_by_role("button", name="Find").click()
+        await expect(rows).to_have_count(5)
+        await page.get_by_label("Status").fill("2xx")
+        await page.get_by_role("button", name="Find").click()
+        await expect(rows).to_have_count(2)
+        assert "show=slowest" in page.url
 
 
 async def test_draining_is_confirmed_first(router, browse) -> None:

@@ -37,6 +37,8 @@ FAULTS = """() => {
             if (lines.size > 1) faults.push(`broken: ${found[0]} in ${node.data.trim().slice(0, 80)}`);
         }
     }
+    for (const own of document.querySelectorAll('.name .own'))
+        if (own.scrollWidth > own.clientWidth + 1) faults.push(`cut: ${own.parentElement.textContent}`);
     for (const text of document.querySelectorAll('svg text')) {
         const [inner, outer] = [text.getBoundingClientRect(), text.closest('svg').getBoundingClientRect()];
         if (inner.left < outer.left - 1 || inner.right > outer.right + 1) faults.push(`cut off: ${text.textContent}`);

@@ -1,17 +1,19 @@
 // The fleet: a cell per target. A click opens the target.
 
 import { flowByTarget } from "./flow_sums.js";
-import { count, duration, memoryText, names, plural, ratio, share } from "./format.js";
+import { amount, count, duration, memoryText, names, plural, ratio, share } from "./format.js";
 import { html, useMemo, useRef, useState } from "./lib.js";
 import { Name, sharedEnds } from "./name.js";
 import { Bar } from "./svg.js";
 import { TargetDetail } from "./target.js";
 
+const FLOW_S = 300; // of the sums by target
 const MANY = 60; // more cells than this are drawn small
 const SORTS = {
     name: { label: "name", of: (c) => c.id },
     trouble: { label: "trouble first", of: (c) => -worst(c) },
     queue: { label: "longest queue", of: (c) => -(c.queued_ms ?? -1) },
+    errors: { label: "most errors", of: (c) => -(c.flow?.failed ?? 0) },
     memory: { label: "fullest memory", of: (c) => -(ratio(c.live, c.capacity) ?? -1) },
 };
 const SIGN = { ok: "●", warn: "▲", bad: "■", off: "○" };
@@ -50,7 +52,8 @@ export function Fleet({ store, argument }) {
     const [filter, setFilter] = useState("");
     const grid = useRef(null);
     const flows = useMemo(() => flowByTarget(store.flowTargets), [store.flowTargets]);
-    const all = [...store.targets].map(([id, cell]) => ({ id, ...cell }));
+    const all = [...store.targets].map(([id, cell]) => ({ id, flow: flows.get(id), ...cell }));
+    const seconds = Math.min(FLOW_S, store.now - (store.flowSince ?? store.now));
     const wanted = filter.trim().toLowerCase();
     const text = (c) => [c.id, c.state, c.model, c.role, ...troubles(c).map((t) => t.text)].join(" ").toLowerCase();
     const cells = (wanted ? all.filter((c) => text(c).includes(wanted)) : all).sort(by(SORTS[sort].of));
@@ -63,13 +66,13 @@ export function Fleet({ store, argument }) {
       <label>Sort by <select value=${sort} onChange=${(e) => setSort(e.target.value)}>
         ${Object.entries(SORTS).map(([id, { label }]) => html`<option value=${id}>${label}</option>`)}</select></label>
       <span class="faint">${cells.length === all.length ? plural(all.length, "target") : `${cells.length} of ${plural(all.length, "target")}`}</span>
-      <${Legend} />
+      <${Legend} many=${many} />
     </form>
     <${Pairs} cells=${all} />
     <div class="split ${open ? "open" : ""}">
       ${all.length === 0 ? html`<p>No engines. They come from the configuration's section <code>fleet</code>.</p>` : ""}
       <ul class="cells ${many ? "many" : ""}" ref=${grid} onKeyDown=${(e) => move(e, grid.current)} aria-label="Targets">
-        ${cells.map((cell) => html`<${Cell} key=${cell.id} cell=${cell} flow=${flows.get(cell.id)} ends=${ends} open=${cell.id === open} focused=${cell.id === focused} />`)}
+        ${cells.map((cell) => html`<${Cell} key=${cell.id} cell=${cell} seconds=${seconds} many=${many} ends=${ends} open=${cell.id === open} focused=${cell.id === focused} />`)}
       </ul>
       ${open ? html`<${TargetDetail} key=${open} id=${open} store=${store} troubles=${troubles(store.targets.get(open))} />` : ""}
     </div>`;
@@ -101,32 +104,35 @@ function move(event, grid) {
     next.focus();
 }
 
+const rateOf = (n, seconds) => (seconds > 0 ? amount(n / seconds) : "–");
+
 /** Shares of prompt tokens, promised → delivered; where nothing was promised, what was delivered of all. */
 export const promise = (sum) =>
     sum.promisedPrompt
         ? `${share(sum.predicted / sum.promisedPrompt)} → ${share(sum.compared / sum.promisedPrompt)}`
         : `– → ${share(ratio(sum.delivered, sum.prompt))}`;
 
-function Cell({ cell, flow, ends, open, focused }) {
+function Cell({ cell, seconds, many, ends, open, focused }) {
     const found = troubles(cell);
     const sign = found[0]?.level ?? "ok";
     const joined = cell.requests !== undefined;
     const memory = joined ? memoryParts(cell) : [];
-    const promised = flow ? promise(flow) : "–";
-    const waiting = joined ? (cell.prefilling ?? 0) : null;
+    const { flow } = cell;
+    const failed = flow?.failed ?? 0;
     const title = found.map((t) => t.text).join("; ") || "no trouble";
     return html`<li><a class="cell ${sign} ${cell.state}" href=${open ? "#fleet" : `#fleet/${encodeURIComponent(cell.id)}`} tabindex=${focused ? 0 : -1}
       aria-current=${open ? "true" : null} title=${`${cell.id}: ${title}`}>
     <span class="line"><span class="sign" aria-hidden="true">${SIGN[sign]}</span><strong><${Name} text=${shortName(cell)} ends=${ends} /></strong>
       ${cell.role && cell.role !== "both" ? html`<span class="role">${cell.role === "prefill" ? "P" : "D"}</span>` : ""}
-      <span class="queue">${joined ? duration(cell.queued_ms) : ""}</span></span>
+      <span class="queue">${many && failed ? html`<span class="bad">${plural(failed, "error")}</span>` : joined && cell.queued_ms ? html`<small>queued</small> ${duration(cell.queued_ms)}` : ""}</span></span>
     ${found.length ? html`<span class="why">${found[0].text}</span>` : ""}
     ${
         joined
-            ? html`<span class="line figures"><span><small>prefill</small> ${count(waiting)}</span><span><small>streams</small> ${count(cell.requests - cell.prefilling)}</span><span><small>engine</small> ${count(cell.running)}+${count(cell.waiting)}</span></span>
+            ? html`<span class="line figures"><span><small>prefills</small> ${count(cell.prefilling)}</span><span><small>streams</small> ${count(cell.requests - cell.prefilling)}</span><span>${count(cell.running)} <small>running,</small> ${count(cell.waiting)} <small>waiting</small></span></span>
           <${Bar} parts=${memory} whole=${cell.capacity} title=${memoryText(cell)} />
-          <span class="line figures small"><span><small>hits</small> ${promised}</span><span><small>events</small> ${eventText(cell)}</span></span>`
-            : html`<span class="line figures small">not joined</span>`
+          <span class="line figures"><span>${rateOf(flow?.placed ?? 0, seconds)} <small>requests/s</small></span><span class=${failed ? "bad" : ""}>${count(failed)} <small>${failed === 1 ? "error" : "errors"}</small></span></span>
+          <span class="line figures"><span><small>hits</small> ${flow ? promise(flow) : "–"}</span><span><small>events</small> ${eventText(cell)}</span></span>`
+            : html`<span class="line figures">not joined</span>`
     }
   </a></li>`;
 }
@@ -146,11 +152,14 @@ function eventText(cell) {
     if (cell.stream !== "live") return cell.stream;
     return cell.silent_s >= 30
         ? `${duration(cell.silent_s * 1000)} ago`
-        : duration(cell.lag_ms === null ? null : Math.max(0, cell.lag_ms));
+        : cell.lag_ms === null
+          ? "–"
+          : `${duration(Math.max(0, cell.lag_ms))} late`;
 }
 
-function Legend() {
-    return html`<span class="legend" aria-hidden="true"><i class="live"></i>live KV <i class="cached"></i>cached <i class="track"></i>free</span>`;
+/** What the cells say, and of which time. */
+function Legend({ many }) {
+    return html`<span class="legend">${many ? "queued prefill: now; errors: last 5 min; " : "prefills, streams (this router's), running, waiting (the engine's): now; requests, errors, hits promised → delivered: last 5 min; "}<span aria-hidden="true"><i class="live"></i>live KV <i class="cached"></i>cached <i class="track"></i>free</span></span>`;
 }
 
 /** Which prefill targets can hand KV to which decode targets: one transfer protocol and one revision. */

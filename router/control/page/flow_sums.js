@@ -71,7 +71,7 @@ export function lanes(store) {
     return [...placed].sort((a, b) => b[1] - a[1]).map(([lane]) => lane);
 }
 
-/** Sums over the rows of each target, by target. */
+/** Sums over the rows of each target, by target, of the last 5 minutes. */
 export function flowByTarget(rows) {
     const found = new Map();
     for (const row of rows) {

@@ -10,7 +10,7 @@ import { Flow } from "./flow.js";
 import { count, duration, share, timeOf } from "./format.js";
 import { lastSeconds, overTime, quantile } from "./flow_sums.js";
 import { html, render, useEffect, useRef, useState } from "./lib.js";
-import { OneRequest } from "./request.js";
+import { Requests } from "./request.js";
 import { Spark } from "./svg.js";
 import { Store } from "./store.js";
 import { Tenants } from "./tenants.js";
@@ -21,7 +21,7 @@ const VIEWS = [
     ["flow", "Request flow", Flow],
     ["cache", "The cache", Cache],
     ["experiments", "Experiments", Experiments],
-    ["request", "One request", OneRequest],
+    ["request", "Requests", Requests],
     ["tenants", "Tenants", Tenants],
 ];
 
@@ -147,21 +147,22 @@ function Verdicts({ store }) {
 function Now({ store }) {
     const { t, sums } = overTime(store, null, 15);
     const minute = lastSeconds(store, 60);
-    const recent = overTime(store, null).sums.slice(-6);
+    const seconds = Math.min(60, store.now - (store.flowSince ?? store.now));
     const cells = [...store.targets.values()];
     const inFlight = cells.length ? cells.reduce((sum, cell) => sum + (cell.requests ?? 0), 0) : null;
-    const rate = recent.length ? recent.reduce((sum, s) => sum + s.placed, 0) / (recent.length * store.bucketS) : null;
+    const rate = minute && seconds > 0 ? minute.placed / seconds : null;
     const of = (value) => sums.map(value);
     const part = (a, b) => (b ? a / b : null);
+    const link = (text, show) => html`<a href="#request/?show=${show}&last_s=300">${text}</a>`;
     const figures = [
         ["requests / s", rate === null ? "–" : rate.toFixed(rate < 10 ? 1 : 0), of((s) => s.placed / 15)],
-        ["in flight", count(inFlight), null],
+        ["in flight now", count(inFlight), null],
         ["TTFT p50", duration(minute && quantile(minute.ttft, 0.5)), of((s) => quantile(s.ttft, 0.5))],
-        ["TTFT p99", duration(minute && quantile(minute.ttft, 0.99)), of((s) => quantile(s.ttft, 0.99))],
+        ["TTFT p99", link(duration(minute && quantile(minute.ttft, 0.99)), "slowest_first_token"), of((s) => quantile(s.ttft, 0.99))],
         ["cache hits", share(minute && part(minute.delivered, minute.prompt)), of((s) => part(s.delivered, s.prompt))],
-        ["failed", minute?.ended ? share(minute.failed / minute.ended) : "–", of((s) => part(s.failed, s.ended))],
+        ["failed", minute?.ended ? link(share(minute.failed / minute.ended), "failed") : "–", of((s) => part(s.failed, s.ended))],
     ];
-    return html`<dl class="now">
+    return html`<dl class="now" aria-label="Last minute"><div class="window"><dt>Last minute</dt><dd><small>lines: 15 min</small></dd></div>
     ${figures.map(([name, value, course]) => html`<div><dt>${name}</dt><dd>${value}</dd>${course && course.length > 1 ? html`<${Spark} t=${t} values=${course} />` : ""}</div>`)}
   </dl>`;
 }

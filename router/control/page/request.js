@@ -1,11 +1,11 @@
-// One request: found by id, session, client, target or time; its time line, the candidates' costs as stacked bars, promise
-// against delivery, and what other policies would have chosen.
+// Requests: the newest, the failed and the slowest, by id, session, client, target, status or time; and of one its time line,
+// the candidates' costs as stacked bars, promise against delivery, and what other policies would have chosen.
 
 import { read } from "./admin.js";
 import { amount, count, duration, momentOf, share, timeOf, tokens } from "./format.js";
 import { html, useEffect, useState } from "./lib.js";
 import { Name } from "./name.js";
-import { categoryColor } from "./svg.js";
+import { categoryColor, useNarrow } from "./svg.js";
 
 const LISTED = 50;
 const FIELDS = [
@@ -13,59 +13,102 @@ const FIELDS = [
     ["session", "Session"],
     ["client", "Client"],
     ["target", "Target"],
+    ["status", "Status"],
 ];
 
-export function OneRequest({ store, argument }) {
-    return html`<${Search} store=${store} open=${argument} />${argument ? html`<${Detail} key=${argument} id=${argument} ends=${store.ends} />` : ""}`;
+/** What may be listed, and by which parameters of the admin API. */
+const SHOW = {
+    newest: { label: "newest", query: {} },
+    failed: { label: "failed", query: { error: "any" } },
+    slowest_first_token: { label: "slowest to the first token", query: { slowest: "ttft_ms" } },
+    slowest: { label: "slowest", query: { slowest: "duration_ms" } },
+};
+const PERIODS = [
+    ["", "all that are kept"],
+    ["300", "5 min"],
+    ["900", "15 min"],
+    ["3600", "1 h"],
+];
+const CLIENTS_OWN = ["client_gone", "engine_4xx"]; // reasons, as in router/telemetry/failure.py
+
+/** Requests by what is wanted of them, or one of them. The address has what is wanted, `?show=failed`, or a record's id. */
+export function Requests({ store, argument }) {
+    const id = argument.startsWith("?") ? "" : argument;
+    return html`<${Search} store=${store} open=${id} argument=${argument} />${id ? html`<${Detail} key=${id} id=${id} ends=${store.ends} />` : ""}`;
 }
 
-function Search({ store, open }) {
-    const [wanted, setWanted] = useState({});
-    const [asked, setAsked] = useState({});
+const wantedOf = (argument) => Object.fromEntries(new URLSearchParams(argument.startsWith("?") ? argument : ""));
+
+function Search({ store, open, argument }) {
+    const [wanted, setWanted] = useState(wantedOf(argument));
+    const [asked, setAsked] = useState(wanted);
     const [found, setFound] = useState(null);
     const [error, setError] = useState(null);
+    const narrow = useNarrow();
     useEffect(() => {
-        if (!open) document.getElementById("find").focus();
+        if (!argument && !narrow) document.getElementById("find").focus(); // a phone would show its keyboard
     }, []);
     useEffect(() => {
+        const next = wantedOf(argument);
+        if (!argument.startsWith("?") || JSON.stringify(next) === JSON.stringify(asked)) return;
+        setWanted(next);
+        setAsked(next);
+    }, [argument]);
+    useEffect(() => {
         let ended = false;
-        const query = new URLSearchParams({ limit: LISTED });
-        for (const [name, text] of Object.entries(asked))
-            if (text) query.set(name, name === "since" || name === "until" ? new Date(text).getTime() / 1000 : text);
-        read(`admin/records?${query}`).then(
+        read(`admin/records?${queryOf(asked, store.now)}`).then(
             (answer) => !ended && (setFound(answer.records), setError(null)),
             (problem) => !ended && setError(problem),
         );
         return () => (ended = true);
     }, [asked]);
     const set = (name) => (event) => setWanted({ ...wanted, [name]: event.target.value.trim() });
+    const field = (name, label, kind, id) =>
+        html`<label>${label} <input id=${id} type=${kind} step=${kind === "search" ? null : "1"} value=${wanted[name] ?? ""} onInput=${set(name)} /></label>`;
     const find = (event) => {
         event.preventDefault();
-        setAsked({ ...wanted });
+        const next = Object.fromEntries(Object.entries(wanted).filter(([, text]) => text));
+        history.replaceState(null, "", `#request/?${new URLSearchParams(next)}`);
+        setAsked(next);
     };
+    const shown = SHOW[asked.show] ?? SHOW.newest;
     return html`<form class="tools" role="search" onSubmit=${find}>
-      ${FIELDS.map(([name, label], i) => html`<label>${label} <input id=${i ? null : "find"} type="search" onInput=${set(name)} /></label>`)}
-      <label>From <input type="datetime-local" step="1" onInput=${set("since")} /></label>
-      <label>To <input type="datetime-local" step="1" onInput=${set("until")} /></label>
+      <label>Show <select value=${wanted.show ?? "newest"} onChange=${set("show")}>${Object.entries(SHOW).map(([name, { label }]) => html`<option value=${name}>${label}</option>`)}</select></label>
+      <label>of the last <select value=${wanted.last_s ?? ""} onChange=${set("last_s")}>${PERIODS.map(([s, label]) => html`<option value=${s}>${label}</option>`)}</select></label>
+      ${FIELDS.map(([name, label]) => field(name, label, "search", name === "id" ? "find" : null))}
+      ${field("since", "From", "datetime-local")}${field("until", "To", "datetime-local")}
       <button class="primary">Find</button>
     </form>
     ${error ? html`<p role="alert" class="error">${error.message}</p>` : ""}
     ${
         found === null
             ? ""
-            : html`<details class="found" open=${!open}><summary>${found.length ? `${count(found.length)} newest that match` : "No record matches; the recent records are searched"}</summary>
+            : html`<details class="found" open=${!open}><summary>${found.length ? `${count(found.length)} ${shown.label} that match` : "No record matches; the recent records are searched"}</summary>
       <div class="wide" tabindex="0" role="region" aria-label="Records found"><table>
-        <thead><tr>${["at", "request", "target", "decided by", "client"].map((name) => html`<th scope="col" class="text">${name}</th>`)}${["prompt", "cached", "TTFT", "took", "status"].map((name) => html`<th scope="col">${name}</th>`)}</tr></thead>
+        <thead><tr>${["at", "request", "outcome"].map((name) => html`<th scope="col" class="text">${name}</th>`)}<th scope="col">TTFT</th><th scope="col">took</th>${["target", "decided by", "client"].map((name) => html`<th scope="col" class="text">${name}</th>`)}<th scope="col">prompt</th><th scope="col">cached</th></tr></thead>
         <tbody>${found.map(
             (
                 r,
-            ) => html`<tr class=${r.status >= 500 || r.error ? "odd" : ""}><td title=${momentOf(r.at_wall_s)}>${timeOf(r.at_wall_s)}</td>
-          <td class="text"><a href="#request/${encodeURIComponent(r.id)}" aria-current=${r.id === open ? "true" : null}>${r.id}</a></td><td class="text">${r.target ? html`<${Name} text=${r.target} ends=${store.ends} />` : "–"}</td><td class="text">${r.arm ?? r.policy ?? "–"}</td>
-          <td class="text">${r.client ?? r.sender ?? "–"}</td><td>${tokens(r.prompt_tokens ?? r.prompt_tokens_counted)}</td><td>${tokens(r.cached_tokens)}</td>
-          <td>${r.stream ? duration(r.ttft_ms) : "–"}</td><td>${duration(r.duration_ms)}</td><td>${r.status ?? (r.done ? "–" : "running")}</td></tr>`,
+            ) => html`<tr class=${r.reason && !CLIENTS_OWN.includes(r.reason) ? "odd" : ""}><td title=${momentOf(r.at_wall_s)}>${timeOf(r.at_wall_s)}</td>
+          <td class="text"><a href="#request/${encodeURIComponent(r.id)}" aria-current=${r.id === open ? "true" : null}>${r.id}</a></td><td class="text">${outcome(r)}</td>
+          <td>${r.stream ? duration(r.ttft_ms) : "–"}</td><td>${duration(r.duration_ms)}</td>
+          <td class="text">${r.target ? html`<${Name} text=${r.target} ends=${store.ends} />` : "–"}</td><td class="text">${r.arm ?? r.policy ?? "–"}</td>
+          <td class="text">${r.client ?? r.sender ?? "–"}</td><td>${tokens(r.prompt_tokens ?? r.prompt_tokens_counted)}</td><td>${tokens(r.cached_tokens)}</td></tr>`,
         )}</tbody></table></div></details>`
     }`;
 }
+
+/** The parameters of `/admin/records` for what is wanted at the time `now`. */
+function queryOf({ show, last_s, ...fields }, now) {
+    const query = new URLSearchParams({ limit: LISTED, ...(SHOW[show] ?? SHOW.newest).query });
+    if (last_s) query.set("since", now - last_s);
+    for (const [name, text] of Object.entries(fields))
+        if (text) query.set(name, name === "since" || name === "until" ? new Date(text).getTime() / 1000 : text);
+    return query;
+}
+
+const outcome = (r) =>
+    r.done ? [r.status ?? "no status", r.reason].filter((part) => part !== null).join(" ") : "running";
 
 function Detail({ id, ends }) {
     const [record, setRecord] = useState(null);

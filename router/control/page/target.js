@@ -5,7 +5,7 @@ import { ask, read } from "./admin.js";
 import { confirmAction } from "./actions.js";
 import { Chart } from "./charts.js";
 import { flowByTarget } from "./flow_sums.js";
-import { count, duration, memoryText, momentOf, timeOf, tokens } from "./format.js";
+import { count, duration, memoryText, momentOf, plural, timeOf, tokens } from "./format.js";
 import { html, useEffect, useRef, useState } from "./lib.js";
 
 const REFRESH_MS = 5000;
@@ -36,7 +36,7 @@ export function TargetDetail({ id, store, troubles }) {
     <header><h2 id="target-name" tabindex="-1" ref=${heading}>${id}</h2><a class="close" href="#fleet" aria-label="Close ${id}">✕</a></header>
     ${troubles.map((t) => html`<p class="trouble ${t.level}">${t.text}</p>`)}
     <${Actions} store=${store} cell=${cell} />
-    <${Facts} cell=${cell} detail=${detail} flow=${flowByTarget(store.flowTargets).get(id)} />
+    <${Facts} id=${id} cell=${cell} detail=${detail} flow=${flowByTarget(store.flowTargets).get(id)} />
     ${error ? html`<p class="error">${error.message}</p>` : ""}
     ${
         kept && kept.t.length > 1
@@ -78,7 +78,7 @@ function Actions({ store, cell }) {
     return html`<p class="buttons"><button onClick=${start}>${drained ? "Undrain" : "Drain"} …</button></p>`;
 }
 
-function Facts({ cell, detail, flow }) {
+function Facts({ id, cell, detail, flow }) {
     const target = detail?.instance.targets?.find((t) => t.rank === cell.rank);
     const stream = target?.stream;
     const facts = [
@@ -106,6 +106,12 @@ function Facts({ cell, detail, flow }) {
             flow?.compared || flow?.predicted
                 ? `${tokens(flow.predicted)} → ${tokens(flow.compared)} tokens in 5 min`
                 : undefined,
+        ],
+        [
+            "requests",
+            flow
+                ? html`${count(flow.placed)} in 5 min, <a href="#request/?show=failed&target=${encodeURIComponent(id)}" class=${flow.failed ? "bad" : ""}>${plural(flow.failed, "error")}</a>`
+                : "none in 5 min",
         ],
         [
             "promises so far",

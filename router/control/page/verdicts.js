@@ -4,9 +4,12 @@ import { duration, names, plural, share } from "./format.js";
 import { pairGroups } from "./fleet.js";
 import { lastSeconds, quantile } from "./flow_sums.js";
 
-const LATE_MS = 100; // of the event loop: a first token may wait as long
+const SLOW_MS = 100; // of the event loop, and of the router's own time: a first token waits as long
 const LAG_MS = 2000;
 const RECENT_S = 900;
+const NEWS_S = 60; // a refused command changed nothing: it is news, not the fleet's state
+const FAILED_SHARE = 0.02; // of requests, as of the alert WarmrouteErrors
+const FAILED_MANY = 5; // fewer may be an accident
 const BLIND_SHARE = 0.05; // of requests, placed without the ids of their prompts
 
 const verdict = (name, view, problems, fine) => {
@@ -50,6 +53,12 @@ function engines(store, cells) {
     for (const [key, { prefill, decode }] of pairGroups(cells))
         if (!prefill.length || !decode.length)
             problems.push({ level: "warn", text: `${names([...prefill, ...decode])} (${key}) cannot be paired` });
+    const sum = lastSeconds(store, 300);
+    if (sum && sum.failed > FAILED_SHARE * sum.ended)
+        problems.push({
+            level: sum.failed < FAILED_MANY ? "warn" : "bad",
+            text: `${plural(sum.failed, "request")} (${share(sum.failed / sum.ended)}) failed in 5 min`,
+        });
     const draining = of("draining").length;
     return verdict("Engines", "fleet", problems, {
         text: `${of("ready").length} of ${total} ready${draining ? `, ${draining} draining` : ""}`,
@@ -129,10 +138,12 @@ function pool(store) {
 function policy(store) {
     const policies = store.router?.policies;
     if (!policies) return verdict("Policy", "flow", [], { level: "off", text: "–" });
-    const problems = Object.entries(policies.errors).map(([source, failure]) => ({
-        level: "warn",
-        text: `${source}: ${failure.text}`,
-    }));
+    const problems = Object.entries(policies.errors)
+        .filter(([source, failure]) => source !== "admin" || failure.at_wall_s > store.now - NEWS_S)
+        .map(([source, failure]) => ({
+            level: "warn",
+            text: source === "admin" ? `a command was refused: ${failure.text}` : `${source}: ${failure.text}`,
+        }));
     if (policies.rolled_back.length)
         problems.push({ level: "bad", text: `${names(policies.rolled_back)} rolled back` });
     else if (store.marks.some((mark) => mark.kind === "rollback" && mark.at > store.now - RECENT_S))
@@ -152,7 +163,7 @@ function router(store) {
     if (up < all) problems.push({ level: "bad", text: `${up} of ${plural(all, "worker")} up` });
     if (facts.worker_trouble)
         problems.push({ level: "bad", text: `a worker has other policies: ${facts.worker_trouble}` });
-    if (facts.late_ms > LATE_MS) problems.push({ level: "warn", text: `event loop ${duration(facts.late_ms)} late` });
+    if (facts.late_ms > SLOW_MS) problems.push({ level: "warn", text: `event loop ${duration(facts.late_ms)} late` });
     for (const [source, trouble] of Object.entries(facts.discovery))
         if (trouble) problems.push({ level: "warn", text: `${source}: ${trouble}` });
     if (facts.policies.audit.trouble) problems.push({ level: "warn", text: facts.policies.audit.trouble });
@@ -160,9 +171,10 @@ function router(store) {
         const queued = Object.values(model.queued).reduce((a, b) => a + b, 0);
         if (queued) problems.push({ level: "warn", text: `${plural(queued, "request")} wait for admission` });
     }
-    const own = quantile(lastSeconds(store, 60)?.own ?? new Map(), 0.99);
+    const own = quantile(lastSeconds(store, 300)?.own ?? new Map(), 0.99);
+    if (own > SLOW_MS) problems.push({ level: "warn", text: `adds ${duration(own)} (p99 of 5 min)` });
     const workers = all > 1 ? `${plural(all, "worker")}, ` : "";
     return verdict("Router", "flow", problems, {
-        text: own === null ? `${workers}idle` : `${workers}adds ${duration(own)} (p99)`,
+        text: own === null ? `${workers}idle` : `${workers}adds ${duration(own)} (p99 of 5 min)`,
     });
 }

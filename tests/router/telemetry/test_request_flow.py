@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from router.clock import ManualClock
-from router.scheduling.policy.record import Record
+from router.scheduling.policy.record import Attempt, Record
 from router.telemetry.recent_records import RecentRecords
 from router.telemetry.request_flow import (
     BUCKET_S,
@@ -19,7 +19,8 @@ from router.telemetry.request_flow import (
     RequestFlow,
     list_target_requests,
 )
-from tests.router.telemetry.records import a_record
+from tests.router.telemetry.records import POLICY, a_record
+from tests.suites.views import a_row, a_view
 
 WALL = 1_700_000_000.0
 
@@ -105,6 +106,24 @@ async def test_only_the_fleets_faults_are_failures(end: str, failed: int) -> Non
     watched.add().attempts[0].end = end  # type: ignore[assignment]
     (bucket,) = (await watched.flow.update()).buckets
     assert bucket.failed == failed
+
+
+async def test_an_error_of_the_engine_fails_the_request_and_an_error_of_the_client_does_not() -> None:
+    watched = Watched()
+    for status in (200, 400, 500):
+        watched.add(status=status)
+    update = await watched.flow.update()
+    assert (update.buckets[0].failed, update.targets[0].failed) == (1, 1)
+
+
+async def test_an_attempt_counts_where_it_failed_and_the_request_where_it_was_answered() -> None:
+    watched = Watched()
+    record = watched.add()
+    died = Attempt(POLICY.decide(a_view(a_row("sick"))), None, None, None, "died")
+    record.attempts = [died, *record.attempts]
+    update = await watched.flow.update()
+    assert update.buckets[0].failed == 0
+    assert {t.target: (t.placed, t.failed) for t in update.targets} == {"sick/0": (1, 1), "b/0": (1, 0)}
 
 
 async def test_workers_add_up() -> None:
