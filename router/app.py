@@ -101,6 +101,8 @@ class App:
             faults=core.faults,
             clock=core.clock,
             run_id=core.run_id,
+            config=core.config,
+            started_wall_s=core.clock.wall(),
             features=self.features,
             peers=core.peers,
             host_records=None if parts is None else parts.records,

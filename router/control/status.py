@@ -17,6 +17,8 @@ from router.backends.discovery.discovery import Discovery
 from router.backends.feeds.health import HealthProbe
 from router.backends.token_ids.passthrough import TokenIdPassthrough
 from router.clock import Clock
+from router.config import schema
+from router.config.reader import dump_yaml
 from router.control.cache_tree import describe_cache, find_block_tokens
 from router.control.control import Control
 from router.control.fault_watch import FaultWatch
@@ -66,6 +68,8 @@ class Status:
     faults: FaultWatch
     clock: Clock
     run_id: str
+    config: schema.Config  # as this process was started with
+    started_wall_s: float
     features: Mapping[str, Feature]  # the configured ones, by name
     peers: PeerExchange | None = None  # None: this process is the only one
     host_records: HostRecords | None = None  # of other workers
@@ -128,6 +132,16 @@ class Status:
     def describe_silent_faults(self) -> list[dict[str, Any]]:
         """Return the faults that fail no request and belong to no single instance."""
         return self.faults.describe_fleet()
+
+    def dump_config(self) -> str:
+        """Return the configuration in force as YAML with every default: that of the start, with the policies,
+        experiment and admission that are in force now. Hashes of tokens are left out.
+        """
+        admin, now = self.config.admin, self.control.policy_set
+        tokens = [token.model_copy(update={"hash": "not shown"}) for token in admin.tokens]
+        in_force = {"active": now.active, "experiment": now.experiment, "admission": now.admission}
+        config = self.config.model_copy(update=in_force | {"admin": admin.model_copy(update={"tokens": tokens})})
+        return dump_yaml(config, {name: one.spec for name, one in now.policies.items() if one.spec is not None})
 
     def discovery_ages(self) -> dict[str, float | None]:
         """Return, by discovery source, the seconds since its last answer; None before the first answer, and for a

@@ -6,11 +6,13 @@ import hashlib
 import json
 import re
 from contextlib import AsyncExitStack
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pytest
+import yaml
 from playwright.async_api import expect
 
 from router.clock import SystemClock
@@ -152,6 +154,29 @@ async def test_errors_of_an_engine_are_counted_at_it_and_its_requests_are_found(
         await page.get_by_role("button", name="Find").click()
         await expect(rows).to_have_count(2)
         assert "show=slowest" in page.url
+
+
+async def test_version_uptime_and_the_configuration_in_force(router, browse) -> None:
+    tokens = [token("eye", "read", "write")]
+    admin = {"host": "127.0.0.1", "port": 0, "tokens": tokens}
+    clock = LaterDay()
+    async with engine() as a, router([a], admin=admin, policies=POLICIES, clock=clock, wait=False) as r:
+        r.admin.headers["authorization"] = "Bearer eye"
+        await eventually(lambda: r.app.unready_reason() is None)
+        text = (await r.admin.get("/admin/config")).text
+        assert yaml.safe_load(text)["active"] == next(iter(POLICIES))
+        assert tokens[0]["hash"] not in text
+        await switch(r, "blind")
+        clock.ahead_s = 7400.0
+        async with browse(f"{r.admin_url}/#router", expected=("401",)) as page:
+            await page.get_by_label("Admin token").fill("eye")
+            await page.get_by_role("button", name="Enter").click()
+            main = page.get_by_role("main")
+            await expect(main).to_contain_text("up for2 h 3 min")
+            await expect(main).to_contain_text(f"version{version('warmroute')}")
+            await expect(main).to_contain_text("active: blind")
+            await page.locator("summary", has_text=re.compile("^fleet")).click()
+            await expect(main).to_contain_text(a.url)
 
 
 async def test_draining_is_confirmed_first(router, browse) -> None:

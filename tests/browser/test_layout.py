@@ -61,6 +61,7 @@ def pages_of(shown: Scene) -> Iterator[tuple[str, str]]:
     yield f"{shown.url}/#experiments", ".intervals td.lane"
     yield f"{shown.url}/#request", ".found tbody tr"
     yield f"{shown.url}/#tenants", "meter"
+    yield f"{shown.url}/#router", ".yaml"
     for record in (shown.answered, shown.failed):
         yield f"{shown.url}/#request/{record}", ".record .waterfall"
         yield f"{shown.url}/admin/records/{record}", "svg.bar"

@@ -12,6 +12,7 @@ traffic are encoded without FastAPI's validation, which takes ten times as long 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Any, Literal, get_args
@@ -24,7 +25,7 @@ from starlette.routing import Match
 
 from router.config.sections.listeners import AdminTokenConfig, is_loopback
 from router.control.api.live import add_live_routes
-from router.control.api.policies import ErrorDescriptions, add_policy_routes
+from router.control.api.policies import AS_YAML, ErrorDescriptions, YamlText, add_policy_routes
 from router.control.api.records import JSON, add_record_routes
 from router.control.api.shapes import OpenShape, describe_errors
 from router.control.control import Control
@@ -190,6 +191,13 @@ def _add_status_routes(app: FastAPI, status: Status, read: list[Any]) -> None:
         `replicas`.
         """
         return ReplicaList.model_validate({"replicas": [one._asdict() for one in status.describe_replicas()]})
+
+    @app.get("/admin/config", dependencies=read, response_model=None, responses=AS_YAML)
+    async def config() -> YamlText:
+        """Return the configuration in force as YAML with every default: that of the start, with the policies,
+        experiment and admission in force now. It has no secrets.
+        """
+        return YamlText(await asyncio.to_thread(status.dump_config))
 
     @app.get("/admin/pool", dependencies=read)
     async def pool() -> PoolShape:

@@ -7,6 +7,7 @@ only differences from the last picture are sent. None means unknown.
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from math import log10
 from typing import Any
 
@@ -14,6 +15,8 @@ from router.control.status import Status
 from router.fleet.instance import Target
 from router.fleet.step_change import STEP_RATIO
 from router.scheduling.scheduler import Scheduler
+
+VERSION = version("warmroute")
 
 Cell = dict[str, Any]
 
@@ -118,6 +121,8 @@ def describe_header(status: Status, late_ms: float, interval_s: float) -> dict[s
     admission = status.describe_feature("admission")
     return {
         "run": status.run_id,
+        "version": VERSION,
+        "started_at_s": status.started_wall_s,
         "workers": [len([worker for worker in workers if worker["up"]]), len(workers)],
         "worker_trouble": next((worker["trouble"] for worker in workers if worker["trouble"]), None),
         "late_ms": round_digits(late_ms),

@@ -11,6 +11,7 @@ import { count, duration, share, timeOf } from "./format.js";
 import { lastSeconds, overTime, quantile } from "./flow_sums.js";
 import { html, render, useEffect, useRef, useState } from "./lib.js";
 import { Requests } from "./request.js";
+import { RouterFacts } from "./router.js";
 import { Spark } from "./svg.js";
 import { Store } from "./store.js";
 import { Tenants } from "./tenants.js";
@@ -23,6 +24,7 @@ const VIEWS = [
     ["experiments", "Experiments", Experiments],
     ["request", "Requests", Requests],
     ["tenants", "Tenants", Tenants],
+    ["router", "Router", RouterFacts],
 ];
 
 /** The views of this router; tenants only where clients must say who they are. */
@@ -85,7 +87,7 @@ function Page({ store }) {
     <${Dialogs} store=${store} />`;
 }
 
-/** 1 to 6 choose a view, / goes to the search. */
+/** Digits choose a view, / goes to the search. */
 function useKeys() {
     useEffect(() => {
         const onKey = (event) => {

@@ -157,7 +157,7 @@ function policy(store) {
 
 function router(store) {
     const facts = store.router;
-    if (!facts) return verdict("Router", "flow", [], { level: "off", text: "–" });
+    if (!facts) return verdict("Router", "router", [], { level: "off", text: "–" });
     const problems = [];
     const [up, all] = facts.workers;
     if (up < all) problems.push({ level: "bad", text: `${up} of ${plural(all, "worker")} up` });
@@ -174,7 +174,7 @@ function router(store) {
     const own = quantile(lastSeconds(store, 300)?.own ?? new Map(), 0.99);
     if (own > SLOW_MS) problems.push({ level: "warn", text: `adds ${duration(own)} (p99 of 5 min)` });
     const workers = all > 1 ? `${plural(all, "worker")}, ` : "";
-    return verdict("Router", "flow", problems, {
+    return verdict("Router", "router", problems, {
         text: own === null ? `${workers}idle` : `${workers}adds ${duration(own)} (p99 of 5 min)`,
     });
 }

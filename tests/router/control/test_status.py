@@ -84,6 +84,8 @@ class RouterParts:
             self.faults,
             self.clock,
             "r",
+            config,
+            self.clock.wall(),
             {},
         )
 
