@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from router.fleet.instance import InstanceState
 from tests.e2e.chats import PATH
 from tests.e2e.conftest import MODEL, Router, _router
 from tests.fakes.engines import FakeEngine, engine, eventually
@@ -60,13 +61,15 @@ async def scene(engines: int, folder: Path) -> AsyncIterator[Scene]:
         fakes = [await (life if n else lost).enter_async_context(engine()) for n in range(engines)]
         instances = [{"name": name_of(n), "url": fake.url} for n, fake in enumerate(fakes)]
         sections = {"policies": POLICIES, "experiment": EXPERIMENT, "clients": clients}
-        running = _router(fakes, fleet={"instances": instances, "health": HEALTH}, **sections)
+        running = _router(fakes, wait=False, fleet={"instances": instances, "health": HEALTH}, **sections)
         r = await life.enter_async_context(running)
+        await eventually(lambda: {one.state for one in r.core.fleet} == {InstanceState.READY})
+        await eventually(r.proved)
+        await eventually(r.polled)
         await lost.aclose()
-        await eventually(lambda: r.core.fleet.get(name_of(0)).state.value == "down")
+        await eventually(lambda: r.core.fleet.get(name_of(0)).state is InstanceState.DOWN)
         answered = [await say(r, n) for n in range(12)][-1]
         failed = await fail(r, fakes[1:])
-        await r.hear()
         yield Scene(r, answered, failed)
 
 

@@ -72,7 +72,7 @@ function Search({ store, open, argument }) {
         setAsked(next);
     };
     const shown = SHOW[asked.show] ?? SHOW.newest;
-    return html`<form class="tools" role="search" onSubmit=${find}>
+    return html`<form class="tools ${open ? "beside" : ""}" role="search" onSubmit=${find}>
       <label>Show <select value=${wanted.show ?? "newest"} onChange=${set("show")}>${Object.entries(SHOW).map(([name, { label }]) => html`<option value=${name}>${label}</option>`)}</select></label>
       <label>of the last <select value=${wanted.last_s ?? ""} onChange=${set("last_s")}>${PERIODS.map(([s, label]) => html`<option value=${s}>${label}</option>`)}</select></label>
       ${FIELDS.map(([name, label]) => field(name, label, "search", name === "id" ? "find" : null))}
