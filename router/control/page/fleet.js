@@ -4,7 +4,7 @@ import { flowByTarget } from "./flow_sums.js";
 import { amount, count, duration, memoryText, names, plural, ratio, share } from "./format.js";
 import { html, useMemo, useRef, useState } from "./lib.js";
 import { Name, sharedEnds } from "./name.js";
-import { Bar } from "./svg.js";
+import { Bar, useNarrow } from "./svg.js";
 import { TargetDetail } from "./target.js";
 
 const FLOW_S = 300; // of the sums by target
@@ -48,7 +48,7 @@ const level = (cell) => troubles(cell)[0]?.level ?? "ok";
 const worst = (cell) => RANK[level(cell)];
 
 export function Fleet({ store, argument }) {
-    const [sort, setSort] = useState("name");
+    const [sort, setSort] = useState(useNarrow() ? "trouble" : "name"); // a phone shows few cells at a time
     const [filter, setFilter] = useState("");
     const grid = useRef(null);
     const flows = useMemo(() => flowByTarget(store.flowTargets), [store.flowTargets]);
