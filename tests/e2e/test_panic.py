@@ -60,7 +60,7 @@ async def test_engines_that_are_all_down_by_slow_probes_alone_are_served_and_it_
         assert any(note.startswith("panic: the health probes") for note in explained["notes"]), explained
         for one in (await r.instances()).values():
             assert (one["state"], one["panic"]) == ("down", True)
-            assert one["trouble"] == "GET /health: no answer in time"
+            assert one["trouble"] == "GET /health: no answer within 0.2 s"
         findings = (await examine(DoctorOptions(None, (r.admin_url,)), SystemClock())).findings
         assert any("served all the same" in found.finding.why for found in findings), findings
         for fake in engines:
@@ -148,7 +148,7 @@ async def test_an_engine_that_delivers_is_not_taken_down_by_a_slow_probe(router)
                 if len(fake.seen("/health")) >= before + 5:
                     break
         (instance,) = (await r.instances()).values()
-        assert (instance["state"], instance["trouble"]) == ("ready", "GET /health: no answer in time")
+        assert (instance["state"], instance["trouble"]) == ("ready", "GET /health: no answer within 0.2 s")
         await eventually(lambda: states(r) == {InstanceState.DOWN})
 
 

@@ -122,7 +122,8 @@ async def test_a_changed_policy_file_takes_effect_and_a_broken_one_does_not(
             await until(lambda: refused(r, 1))
             assert await deciding(r) == ("calm", second)
             error = (await told(r))["errors"]["files"]["text"]
-            assert "policies.calm: " in error and "least_requests" in error  # noqa: PT018  it names what was meant
+            assert "calm.yaml:1: scorers[0]: unknown scorer" in error
+            assert "did you mean 'least_requests'?" in error
             assert b"refused, the policies in force stay" in r.log
             assert b"Traceback" not in r.log
 
