@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 
 from tests.e2e.chats import Chat, beside
-from tests.e2e.conftest import Router
+from tests.e2e.conftest import MODEL, Router
 from tests.e2e.test_lifecycle import warmroute
 from tests.fakes.engines import engine, eventually
 
@@ -22,8 +22,10 @@ async def test_drain_returns_when_the_last_request_of_the_engine_has_ended(route
             assert answer.done()
             assert answer.result().ok
         assert drained.code == 0
-        assert drained.err == f"{at[0]}: requests left: 1\n"
-        assert drained.out == f"{at[0]} is drained: no requests left; `warmroute undrain {at[0]}` ends that\n"
+        undo = f"`warmroute undrain {' '.join(at)}` ends that"
+        alone = f"{at[0]} was the last ready engine of {MODEL}, whose requests get 503 now; {undo}\n"
+        assert drained.err == f"{alone}{at[0]}: requests left: 1\n"
+        assert drained.out == f"{at[0]} is drained: no requests left; {undo}\n"
         assert not (await Chat(running, "refused").turn()).ok
         assert (await warmroute("undrain", *at)).out == f"{at[0]} gets requests again\n"
         assert (await Chat(running, "again").turn()).ok

@@ -98,6 +98,7 @@ RARELY = {  # only where the machine is slow, or when things happen at the same 
         "WarmrouteEngineStuck",
         "WarmrouteSlowFirstToken",
     },
+    "trust in events is lost for a moment only": {"WarmrouteStreamUntrusted"},
     "the load is light": {
         "WarmrouteAdmissionRefusing",
         "WarmrouteFleetFull",

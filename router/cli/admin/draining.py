@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -33,10 +33,15 @@ def drain(
     from router.cli.terminal.output import catch_interrupt
 
     client = client_at(admin, token_env)
-    found = _find(client, engine)
+    engines = _read_engines(client)
+    found = _select(engines, engine)
     if found.state not in ("draining", "drained") and not found.handing_off:  # a second call would cut a hand-off short
         client.post(None, "instances", engine, "drain")
-    undo = f"`warmroute undrain {engine}` ends that"
+    at = "" if admin == HERE else f" --admin {admin}"
+    undo = f"`warmroute undrain {engine}{at}` ends that"
+    if orphaned := _find_orphaned(found, engines.values()):
+        models = ", ".join(orphaned)
+        sys.stderr.write(f"{engine} was the last ready engine of {models}, whose requests get 503 now; {undo}\n")
     if not wait:
         sys.stdout.write(f"{engine} gets no new requests; {undo}\n")
         return
@@ -70,12 +75,26 @@ def _wait_until_empty(client: AdminClient, engine: str, is_interrupted: Callable
     return True
 
 
+def _find_orphaned(drained: EngineReading, engines: Iterable[EngineReading]) -> list[str]:
+    """Return the models of the drained engine that no other engine is ready to serve."""
+    served = {model for one in engines if one.state == "ready" and one.id != drained.id for model in one.models}
+    return [model for model in drained.models if model not in served]
+
+
 def _find(client: AdminClient, engine: str) -> EngineReading:
     """Return the present reading of an engine. Raises ConfigError if the router has none of that id."""
-    from router.config.validation_errors import describe_unknown
+    return _select(_read_engines(client), engine)
+
+
+def _read_engines(client: AdminClient) -> dict[str, EngineReading]:
     from router.operate.rollout.engine import read_engine
 
-    engines = {found.id: found for found in map(read_engine, client.get("instances")["instances"])}
+    return {found.id: found for found in map(read_engine, client.get("instances")["instances"])}
+
+
+def _select(engines: Mapping[str, EngineReading], engine: str) -> EngineReading:
+    from router.config.validation_errors import describe_unknown
+
     if engine not in engines:
         raise ConfigError(describe_unknown("engine", engine, engines))
     return engines[engine]

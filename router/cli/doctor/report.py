@@ -50,7 +50,9 @@ def _summary(examination: Examination) -> str:
         counts[one.finding.severity] += 1
     subjects = {"check": len(examination.checks), "engine": examination.engines, "router": examination.routers}
     looked = ", ".join(f"{count} {subject}{'' if count == 1 else 's'}" for subject, count in subjects.items())
-    found = ", ".join(f"{n} {_name(severity, n)}" for severity, n in counts.items() if n) or "healthy"
+    nothing = examination.engines == examination.routers == 0
+    best = "nothing wrong in the file; no engine and no router was examined" if nothing else "healthy"
+    found = ", ".join(f"{n} {_name(severity, n)}" for severity, n in counts.items() if n) or best
     return f"{found}  ({looked}, {examination.took_s:.1f} s)"
 
 
