@@ -147,6 +147,7 @@ function Detail({ id, ends }) {
         ["repeats the turn before", record.prefix_end?.why],
         ["output tokens", record.output_tokens],
     ];
+    const nth = (i) => (record.attempts.length > 1 ? `, attempt ${i + 1}` : "");
     return html`<article class="record"><h2>${record.id}</h2><p class="lead">${record.why ?? record.error ?? "No target was chosen."}</p>
     <dl class="facts columns">${facts.filter(([, v]) => v !== null && v !== undefined).map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>
     <${Delivery} record=${record} />
@@ -156,8 +157,8 @@ function Detail({ id, ends }) {
             attempt,
             i,
         ) => html`<section><h3>${record.attempts.length > 1 ? `Attempt ${i + 1} of ${record.attempts.length}: ` : "The choice: "}${attempt.target} (${attempt.end})</h3>
-      ${record.attempts.length > 1 ? html`<p>${attempt.why}</p>` : ""}<${Costs} choice=${attempt} ends=${ends} />
-      ${attempt.prefill ? html`<h3>Prefilled by ${attempt.prefill.target} (${attempt.prefill.end})</h3><${Costs} choice=${attempt.prefill} ends=${ends} />` : ""}</section>`,
+      ${record.attempts.length > 1 ? html`<p>${attempt.why}</p>` : ""}<${Costs} choice=${attempt} ends=${ends} of=${`candidates${nth(i)}`} />
+      ${attempt.prefill ? html`<h3>Prefilled by ${attempt.prefill.target} (${attempt.prefill.end})</h3><${Costs} choice=${attempt.prefill} ends=${ends} of=${`prefill candidates${nth(i)}`} />` : ""}</section>`,
     )}
     <${Others} record=${record} />
   </article>`;
@@ -211,7 +212,7 @@ function partsOf(candidate) {
     return parts;
 }
 
-function Costs({ choice, ends }) {
+function Costs({ choice, ends, of }) {
     const [all, setAll] = useState(false);
     const candidates = [...(choice.candidates ?? [])].sort((a, b) => a.cost - b.cost);
     if (!candidates.length) return "";
@@ -234,7 +235,7 @@ function Costs({ choice, ends }) {
     const unit = Object.values(candidates[0].terms)[0]?.unit ?? "";
     const value = (v) => (unit.toLowerCase() === "ms" ? duration(v) : amount(v));
     return html`<p class="legend inline">${kinds.map((name, i) => html`<span><i style=${`background: var(${categoryColor(i)})`}></i>${name.replaceAll("_", " ")} </span>`)}</p>
-    <div class="wide" tabindex="0" role="region" aria-label="Costs of the candidates"><table class="costs"><thead><tr><th scope="col">candidate</th><th scope="col">cost</th><th scope="col">overlap</th><th scope="col">queue</th><th scope="col" class="text">parts of the cost</th></tr></thead>
+    <div class="wide" tabindex="0" role="region" aria-label=${`Costs of the ${of}`}><table class="costs"><thead><tr><th scope="col">candidate</th><th scope="col">cost</th><th scope="col">overlap</th><th scope="col">queue</th><th scope="col" class="text">parts of the cost</th></tr></thead>
     <tbody>${shown.map((c) => {
         let right = -low * (100 / (high - low));
         let left = right;
