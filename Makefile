@@ -27,7 +27,7 @@ VENDORED := uplot@1.6.32 preact@11.2.0 htm@3.1.1 axe-core@4.14.1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run stack test check test-router test-tools test-workers test-deep test-package test-abuse test-pure test-stack test-stack-long test-gateway test-doctor test-rollout test-browser test-oracle test-clients gameday soak soak-short simulation abuse fuzz audit bench bench-sim bench-sim-full compiled pure wheel dist lock reference protos docs docs-serve vendor screenshots clean
+.PHONY: help run stack test check test-router test-tools test-workers test-deep test-package test-abuse test-pure test-stack test-stack-long test-gateway test-alerts test-doctor test-rollout test-browser test-oracle test-clients gameday soak soak-short simulation abuse fuzz audit bench bench-sim bench-sim-full compiled pure wheel dist lock reference protos docs docs-serve vendor screenshots clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -81,7 +81,10 @@ test-stack-long: $(VENV)/.installed-test  ## run the tests with real engines tha
 
 test-gateway: $(VENV)/.installed-test  ## run the tests that need a real Kubernetes API server (built once: 7 minutes of CPU time), Envoy or Prometheus
 	$(BIN)/python -m tests.gateway.install
-	$(BIN)/python -m pytest -m gateway tests/gateway
+	$(BIN)/python -m pytest -m "gateway and not long" tests/gateway
+
+test-alerts: $(VENV)/.installed-test  ## raise and resolve every alert on a real Prometheus by the faults of two deployments (6 minutes; not in CI)
+	$(BIN)/python -m pytest -m "gateway and long" tests/gateway
 
 test-doctor: $(VENV)/.installed-test  ## plant every fault that `warmroute doctor` knows in a fleet of emulated engines (a minute)
 	$(BIN)/python -m pytest -m doctor -n $(WORKERS) tests/router/operate/doctor tests/e2e/test_doctor.py

@@ -105,10 +105,12 @@ async def play_all(folder: Path, guard: ProcessGuard) -> Whole:
         return Whole(calm, rounds, await resolved(prometheus, MACHINE))
 
 
+@pytest.mark.long
 def test_nothing_fires_without_a_fault(whole: Whole) -> None:
     assert whole.calm - MACHINE == set()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", range(len(ROUNDS)))
 def test_faults_raise_their_alerts_and_no_others(whole: Whole, number: int) -> None:
     may = set[str]().union(*(one.may for one in ROUNDS[number].values()))
@@ -116,10 +118,12 @@ def test_faults_raise_their_alerts_and_no_others(whole: Whole, number: int) -> N
     assert expect(ROUNDS[number]) <= fired <= expect(ROUNDS[number]) | may | MACHINE
 
 
+@pytest.mark.long
 def test_no_alert_is_of_the_other_deployment(whole: Whole) -> None:
     assert [one.fired.get(SOUTH, set()) - MACHINE for one in whole.rounds] == [set()] * len(ROUNDS)
 
 
+@pytest.mark.long
 def test_everything_is_resolved(whole: Whole) -> None:
     assert whole.left == set()
 
