@@ -21,7 +21,7 @@ class HttpAnswer(NamedTuple):
 
 
 class NoAnswer(NamedTuple):
-    """Why there is no answer. `late`: the instance was reached and stayed silent."""
+    """No answer came, for this reason. `late`: the instance was reached and stayed silent."""
 
     reason: str
     late: bool = False

@@ -15,7 +15,7 @@ CERTIFICATE, PRIVATE_KEY = b"-----BEGIN CERTIFICATE-----", b"PRIVATE KEY-----"
 
 
 class PemFault(NamedTuple):
-    """What is wrong with the file under `key` of a TLS section, and what to do."""
+    """A fault of the file under `key` of a TLS section. `text` says what is wrong, and what to do."""
 
     key: str
     text: str

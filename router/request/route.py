@@ -104,7 +104,10 @@ async def place(request: Request, record: Record, services: Services) -> RelayEn
     scheduled, avoid = request.to_schedule(record), request.avoid
     last: RelayEnd | None = None
     while last is None or may_retry(
-        last, record, services.retry_budget, repeats=request.repeats and request.may_run_twice
+        last,
+        record,
+        services.retry_budget,
+        repeats=isinstance(last, RelayNotStarted) and request.repeats and request.may_run_twice,  # may read the body
     ):
         ticket = scheduler.admit(
             scheduled,

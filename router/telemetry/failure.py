@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from router.scheduling.policy.record import Record
+from router.scheduling.policy.record import Attempt, Record
 
 ENDS: Final = frozenset({"connect", "busy", "died", "stuck", "broken", "client_gone", "cut", "deadline", "prefill"})
 CLIENTS_OWN = frozenset({"client_gone", "engine_4xx"})
@@ -13,6 +13,15 @@ sent.
 """
 FAILURE_REASONS: Final = ENDS | CLIENTS_OWN | {"poison", "no_target", "engine_5xx"}
 """All that `failure_reason` returns."""
+
+
+def describe_end(attempt: Attempt, status: int | None) -> str:
+    """Return how an attempt at a request with this `status` ended: an engine's own error is a whole answer, too."""
+    if attempt.end == "failed":
+        return "engine_5xx"
+    if attempt.end == "ok" and status is not None and status >= 400:
+        return "engine_5xx" if status >= 500 else "engine_4xx"
+    return attempt.end
 
 
 def failure_reason(record: Record) -> str | None:

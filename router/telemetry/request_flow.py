@@ -24,7 +24,7 @@ from router.clock import Clock
 from router.scheduling.policy.record import Attempt, Record
 from router.scheduling.policy.timeline import is_blind
 from router.telemetry.failed_attempts import FAILED
-from router.telemetry.failure import CLIENTS_OWN, failure_reason
+from router.telemetry.failure import CLIENTS_OWN, describe_end, failure_reason
 from router.telemetry.recent_records import RecentRecords
 
 BUCKET_S = 5
@@ -34,7 +34,7 @@ TARGET_WINDOW_S = 300
 BINS_PER_E = 8.0
 SHORTEST_MS = 1e-3  # counted in the lowest bin
 RECORDS_PER_TURN = 200  # of the event loop: about 0.6 ms
-ENGINE_ERRORS = FAILED | {"busy", "deadline"}  # ends of attempts that count as errors of the target
+ENGINE_ERRORS = FAILED | {"busy", "deadline", "engine_5xx"}  # ends of attempts that count as errors of the target
 PREFILL_ERRORS = frozenset(("connect", "busy", "died", "failed", "deadline"))  # the same of prefill halves
 
 
@@ -264,8 +264,7 @@ def _merge_buckets(parts: list[FlowBucket]) -> FlowBucket:
 def _failed_targets(record: Record) -> Iterator[str]:
     """Yield the target of every attempt and prefill half that failed by the target's fault."""
     for attempt in record.attempts:
-        served_error = attempt.end == "ok" and record.status is not None and record.status >= 500
-        if served_error or attempt.end in ENGINE_ERRORS:
+        if describe_end(attempt, record.status) in ENGINE_ERRORS:
             yield attempt.decision.target
         if attempt.prefill is not None and attempt.prefill.end in PREFILL_ERRORS:
             yield attempt.prefill.target

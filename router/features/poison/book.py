@@ -15,9 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from router.kvcache.tokenized_prompt import TokenizedPrompt
+
+T = TypeVar("T")
 
 KEPT_S = 600.0
 MOST = 1000
@@ -44,8 +46,8 @@ def name_prompt(model: str, known: TokenizedPrompt | None, body: bytes) -> bytes
 
 
 class PoisonBook:
-    """The prompts that are refused now, and the suspects. Both are empty almost always, so that requests are not even
-    named.
+    """The prompts that are refused now, the suspects, and those that failed. All are empty almost always, so that
+    requests are not even named.
     """
 
     def __init__(self) -> None:
@@ -69,10 +71,7 @@ class PoisonBook:
 
     def add_failed(self, digest: bytes, until_s: float) -> None:
         """Remember a prompt that two engines answered with a 5xx."""
-        self._failed.pop(digest, None)
-        self._failed[digest] = until_s
-        if len(self._failed) > MOST:
-            del self._failed[next(iter(self._failed))]
+        _put_last(self._failed, digest, until_s)
 
     def has_failed(self, digest: bytes, now: float) -> bool:
         """Return whether two engines answered this prompt with a 5xx a short time ago."""
@@ -82,10 +81,7 @@ class PoisonBook:
 
     def add(self, prompt: PoisonPrompt) -> None:
         """Refuse this prompt; one that is refused already, for longer."""
-        self._refused.pop(prompt.digest, None)
-        self._refused[prompt.digest] = prompt
-        if len(self._refused) > MOST:
-            del self._refused[next(iter(self._refused))]
+        _put_last(self._refused, prompt.digest, prompt)
 
     def blame(self, prompt: PoisonPrompt) -> list[PoisonPrompt]:
         """Refuse this prompt, on which two engines have just died, or suspect it. Return the prompts that are no longer
@@ -125,3 +121,11 @@ class PoisonBook:
     def list(self, now: float) -> Iterator[PoisonPrompt]:
         """Yield all prompts that are refused, the latest last."""
         return (prompt for prompt in self._refused.values() if now < prompt.until_s)
+
+
+def _put_last(table: dict[bytes, T], digest: bytes, value: T) -> None:
+    """Store the value as the latest one, and drop the oldest beyond `MOST`."""
+    table.pop(digest, None)
+    table[digest] = value
+    if len(table) > MOST:
+        del table[next(iter(table))]

@@ -113,7 +113,7 @@ class ExaminedEngine:
 
 
 class MetricsFault(NamedTuple):
-    """Why a router's metrics page cannot be read, and what to do."""
+    """A fault because of which a router's metrics page cannot be read, and the change that mends it."""
 
     what: str
     change: str

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from router.scheduling.policy.record import Attempt, Record
+from router.telemetry.failure import describe_end
 from router.telemetry.metrics.label_values import OTHER, LabelValues
 from router.telemetry.metrics.series import Counter, Histogram
 
@@ -44,7 +45,7 @@ class EngineTables:
         engine = first = OTHER  # of the last attempt, and of `answering`
         for attempt in record.attempts:
             engine = self._find_label(attempt)
-            self._attempts[engine, _describe_end(attempt, record.status)] += 1
+            self._attempts[engine, describe_end(attempt, record.status)] += 1
             if attempt.prefill is not None:
                 half = attempt.prefill
                 self._attempts[self._label(half.decision.row.instance), half.end] += 1
@@ -69,12 +70,3 @@ class EngineTables:
     def _find_label(self, attempt: Attempt) -> str:
         """Return the label of the engine that answered; `other` where a gateway sent the request elsewhere."""
         return OTHER if attempt.served is not None else self._label(attempt.decision.row.instance)
-
-
-def _describe_end(attempt: Attempt, status: int | None) -> str:
-    """Return how an attempt at a request with this `status` ended: an engine's own error is a whole answer, too."""
-    if attempt.end == "failed":
-        return "engine_5xx"
-    if attempt.end == "ok" and status is not None and status >= 400:
-        return "engine_5xx" if status >= 500 else "engine_4xx"
-    return attempt.end

@@ -30,7 +30,7 @@ from router.errors import (
     UpgradeRequired,
 )
 from router.scheduling.policy.record import Attempt, Record, Stages
-from router.telemetry.failure import ENDS, failure_reason
+from router.telemetry.failure import ENDS, describe_end, failure_reason
 from router.telemetry.metrics.buckets import WAIT_BOUNDS_S, Exemplar, HistogramBuckets
 from router.telemetry.metrics.engine_tables import EngineTables
 from router.telemetry.metrics.label_values import OTHER, TIERS, LabelValues
@@ -134,7 +134,7 @@ class Metrics:
         if len(attempts) > 1:
             for attempt in attempts[:-1]:
                 if attempt.end != "continued":
-                    end = "engine_5xx" if attempt.end == "failed" else attempt.end
+                    end = describe_end(attempt, None)
                     self._retries[(end if end in RETRIED else OTHER,)] += 1
         self._count_continued(record)
 
