@@ -29,7 +29,7 @@ from tests.paths import ROOT
 FOLDER = ROOT / "docs/img"
 SIZE = {"width": 1180, "height": 720}
 TALL = {"width": 1180, "height": 1010}
-COLOURS = 128
+COLOURS = 256
 ENGINES = 8
 CLIENTS = 9
 SPEED = {"prefill_tokens_per_s": 12_000, "decode_ms_per_token": 12, "answer_tokens": 40}
