@@ -17,7 +17,7 @@ from tests.paths import ROOT
 
 LONG_S = 240.0
 SEVERAL = """
-about: routers and workers that are killed
+about: routers and workers that are killed, and clients that hang up besides those that always do
 calm_from_s: 2
 ends_s: 30
 fleet: {engines: 2, routers: 2}
@@ -27,6 +27,7 @@ at_end: {settled_s: 5, memory_growth: 1.0, count_s: 3}
 faults:
   - {fault: kill_worker, at_s: 5, router: 1, must: {failed: 8}}
   - {fault: kill_router, at_s: 12, until_s: 16, router: 1, must: {failed: 8, notice_s: 6}}
+  - {fault: hang_ups, at_s: 22, until_s: 28, clients: 12}
 """
 CLIENTS_ONLY = """
 about: one fault that clients can cause, and one that they cannot

@@ -107,7 +107,8 @@ class GamedayRun:
             kinds.create_task(self._hang_up(self.script.load.leavers, ends_s), name="leavers")
 
     async def _hang_up(self, clients: int, until_s: float) -> None:
-        self.abandoned += await self._clients.run_hang_ups(clients, until_s)
+        left = await self._clients.run_hang_ups(clients, until_s)
+        self.abandoned += left  # after the wait, in which others leave: `+=` with `await` would forget these
 
     def outcomes(self) -> list[FaultOutcome]:
         """Return the figures of the calm and of every fault that was played."""
