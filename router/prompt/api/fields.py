@@ -18,7 +18,7 @@ class BodyFields(msgspec.Struct):
 
     model: str | None = None
     stream: bool | None = False
-    cache_salt: str | UnsetType | None = UNSET
+    cache_salt: Part = UNSET
     session_id: Part = UNSET
     prompt_cache_key: Part = UNSET
     user: Part = UNSET

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from typing import Any, Final, NamedTuple
 
+import msgspec
 from msgspec import UNSET, Raw
 
 from router.errors import BadRequest
@@ -18,7 +19,15 @@ from router.prompt.answer_tail import StopStrings
 from router.prompt.api.anthropic import MessagesFields, check_messages, read_messages
 from router.prompt.api.continuable import CHECKED_FIELDS, PLAIN_FIELDS, find_refusal, read_stop
 from router.prompt.api.field_reader import FieldReader
-from router.prompt.api.field_values import LARGEST, is_present, objective_ms, short_value, text_of, whole_number
+from router.prompt.api.field_values import (
+    LARGEST,
+    is_present,
+    objective_ms,
+    require,
+    short_value,
+    text_of,
+    whole_number,
+)
 from router.prompt.api.fields import BodyFields, Part
 from router.prompt.api.lineage import (
     SESSION_HEADERS,
@@ -40,8 +49,16 @@ from router.prompt.api.openai import (
     unknown_ids,
 )
 from router.prompt.api.responses import ResponsesFields, check_responses, read_responses
-from router.prompt.api.size_limits import LARGE_BODY_BYTES, LONGEST_SALT, check_elements, exceeds
-from router.prompt.body_rewrite import SALT, AnswerAdditions, AnswerRequest, ask_engine, open_body, set_salt
+from router.prompt.api.size_limits import LARGE_BODY_BYTES, LONGEST_SALT, check_elements, exceeds, reads_slowly
+from router.prompt.body_rewrite import (
+    SALT,
+    UNREADABLE,
+    AnswerAdditions,
+    AnswerRequest,
+    ask_engine,
+    open_body,
+    set_salt,
+)
 from router.prompt.form_data import edit_fields, is_form, open_form, read_delimiter, read_text
 from router.prompt.known_prompt import FindKnown
 from router.prompt.prompt import Endpoint, Prompt, PromptFields, UnknownIds, Unread
@@ -164,7 +181,7 @@ def read_prompt(
     salt = _find_salt(fields, scope)
     additions = AnswerAdditions(options.inject_usage, token_ids=uncontinuable is None)
     asking = _forward(body, fields, additions, None if scope is None else salt)
-    unread = Unread(partial(_read_source, format_, fields, len(body), salt))
+    unread = Unread(partial(_read_source, format_, fields, body))
     session, parent, program = lineage if lineage is not None else (None, None, None)
     prompt_fields = unread.read(None) if options.want_source else None
     return Prompt(
@@ -208,8 +225,21 @@ def _forward(body: bytes, fields: BodyFields, additions: AnswerAdditions, salt: 
 
 def _find_salt(fields: BodyFields, scope: CacheScope | None) -> str | None:
     """Return the salt of the prompt's blocks: the client's own, or what a `scope` makes of it; None: no salt."""
-    own = fields.cache_salt or None
+    own = _read_salt(fields.cache_salt)
     return own if scope is None else scope.mix(own)
+
+
+def _read_salt(part: Part) -> str | None:
+    """Return the client's own salt; None if it has none. Raises BadRequest."""
+    if not isinstance(part, Raw) or not is_present(part):
+        return None
+    require(part, SALT, b'"', "a string")
+    if len(memoryview(part)) > LONGEST_SALT:
+        raise BadRequest(f"`{SALT}` takes more than {LONGEST_SALT:,} bytes; vLLM accepts 128 characters", param=SALT)
+    try:
+        return text_of(msgspec.json.decode(part))
+    except UNREADABLE as error:
+        raise BadRequest(f"`{SALT}` is not valid JSON in UTF-8: {error}", param=SALT) from None
 
 
 def _read_continuation(
@@ -236,17 +266,14 @@ def _raw(part: Part) -> Raw | None:
 def _read_source(
     format_: _BodyFormat,
     fields: BodyFields,
-    body_bytes: int,
-    salt: str | None,
+    body: bytes,
     text_limit_bytes: int | None,
     find: FindKnown | None = None,
 ) -> PromptFields:
-    """Return the prompt of `fields`, unless its text is certain to be longer than `text_limit_bytes`, or its salt takes
-    long to hash.
-    """
-    if salt is not None and len(salt) > LONGEST_SALT:
-        return unknown_ids("long_salt")
-    if text_limit_bytes is not None and body_bytes > text_limit_bytes and exceeds(fields, text_limit_bytes):
+    """Return the prompt of `fields`, or why it is not read. Raises BadRequest."""
+    if len(body) <= LARGE_BODY_BYTES and reads_slowly(body):  # a larger one was examined before it was parsed
+        check_elements(body, has_ids=format_.endpoint is Endpoint.COMPLETIONS)
+    if text_limit_bytes is not None and len(body) > text_limit_bytes and exceeds(fields, text_limit_bytes):
         return unknown_ids("too_long")
     try:
         if find is not None and isinstance(fields, ChatFields):

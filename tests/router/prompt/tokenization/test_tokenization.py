@@ -24,7 +24,7 @@ from router.errors import BadRequest
 from router.kvcache.block_keys import Keyring
 from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.api.parse import ReadOptions, read_prompt
-from router.prompt.api.size_limits import LARGE_BODY_BYTES, MANY_QUOTES, SMALL_BODY_BYTES
+from router.prompt.api.size_limits import LARGE_BODY_BYTES, MANY_MARKS, SMALL_BODY_BYTES
 from router.prompt.prompt import Chat, Endpoint, Prompt, Text, UnknownIds
 from router.prompt.tokenization.local_tokenizer import LocalTokenizer
 from router.prompt.tokenization.model_folder import load
@@ -189,7 +189,7 @@ def unread(fields: dict[str, Any], path: str = "/v1/completions") -> Prompt:
     [
         (SMALL_BODY_BYTES, 1900, False),
         (2 * SMALL_BODY_BYTES, 10, False),
-        (2 * SMALL_BODY_BYTES, MANY_QUOTES // 8 + 100, True),
+        (2 * SMALL_BODY_BYTES, MANY_MARKS // 8 + 100, True),
         (LARGE_BODY_BYTES + 1, 10, True),
     ],
 )
