@@ -36,7 +36,8 @@ SHORT_TO_DRAFTS = 3
 PROOFS_WITHIN = 20
 
 
-Finding = Literal["confirmed", "overestimated", "underestimated"]
+Finding = Literal["confirmed", "overestimated", "underestimated", "contradicted"]
+"""What an answer shows of the prediction; `contradicted`: it proves that the index must be forgotten."""
 
 
 class OverlapAccuracy:
@@ -101,6 +102,10 @@ class OverlapAccuracy:
             self._missed_in_row += 1
             return
         self._missed_in_row = 0
+        if finding == "contradicted":
+            self._since_proof = None
+            self.trusted, self._recent = True, ()
+            return
         if self._since_proof is not None:
             self._since_proof += 1
         correct = finding == "confirmed"
@@ -115,12 +120,13 @@ class OverlapAccuracy:
         """Add a proof that the index is wrong, after the finding of the same answer. Return whether the index must be
         forgotten; its predictions are then judged afresh.
         """
-        again = self._since_proof is not None and self._since_proof <= PROOFS_WITHIN
-        self._since_proof = None if again else 0
-        if again:
-            self.contradictions += 1
-            self.trusted, self._recent = True, ()
-        return again
+        if self._since_proof is None or self._since_proof > PROOFS_WITHIN:
+            self._since_proof = 0
+            return False
+        self.contradictions += 1
+        self._news = "contradicted"
+        self.add("contradicted")
+        return True
 
     def reset(self) -> None:
         """Start again for a new process with a new stream. The counters are retained."""

@@ -243,6 +243,8 @@ class PeerScheduler(Scheduler):
             case PredictionChecked(target, finding):
                 if (here := self.fleet.target(TargetId(target))) is not None:
                     here.overlap_accuracy.add(finding)
+                    if finding == "contradicted":
+                        self.indexer.begin_late(here.id)
             case DrainMessage(instance, on, version, by):
                 if self.drains.accept(DrainDecision(instance, on, version, by)):
                     self.fleet.drain(instance, on)

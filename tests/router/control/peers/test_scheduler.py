@@ -43,6 +43,7 @@ from tests.router.control.peers.memory_network import MemoryNetwork
 from tests.suites.properties import examples
 
 A, B = TargetId("a/0"), TargetId("b/0")
+BLOCK = prompt_of(list(range(4)))
 CARD = ModelCard("m", "/models/m", None, 8192)
 LEAST = build_policy("least", schema.PolicyConfig.model_validate({"scorers": [{"name": "least_requests"}]}))
 STICKY = build_policy("sticky", schema.PolicyConfig.model_validate({"scorers": [{"name": "session_affinity"}]}))
@@ -313,30 +314,31 @@ def test_a_drain_counts_everywhere_also_for_an_instance_that_joins_later() -> No
     assert len(one.core.fleet.candidates("m", (), 100.0)) == 2
 
 
+def fill(process: Process, cache: Cache) -> None:
+    """Let the engine `a` join, and announce a block."""
+    process.core.add_instance("a", [CARD], [EventEndpoint(0, "tcp://a:5557", None, "")])
+    process.core.indexer.on_batch(A, cache.batch())
+    process.core.indexer.on_batch(A, cache.batch(cache.stored(list(range(4)))))
+    assert process.core.indexer.holders(BLOCK.keys[4][0])[0] == [A]
+
+
 def test_a_cache_is_forgotten_once_by_all_and_by_one_that_missed_it() -> None:
     group = Group(2)
     one, other = group.all
-    cache, ids, (key,) = Cache(), list(range(4)), prompt_of(list(range(4))).keys[4]
-
-    def fill(process: Process) -> None:
-        process.core.add_instance("a", [CARD], [EventEndpoint(0, "tcp://a:5557", None, "")])
-        process.core.indexer.on_batch(A, cache.batch())
-        process.core.indexer.on_batch(A, cache.batch(cache.stored(ids)))
-        assert process.core.indexer.holders(key)[0] == [A]
-
-    fill(other)
+    cache, (key,) = Cache(), BLOCK.keys[4]
+    fill(other, cache)
     assert one.core.forget_cache("a")
     assert not one.core.forget_cache("zz")
     assert other.core.indexer.holders(key)[0] == []
     assert group.network.messages(CacheForgotten) == [CacheForgotten("a", 1, "a")]
-    fill(other)
+    fill(other, cache)
     group.network.send_state("a", "b")  # after a gap: it has forgotten this one
     assert other.core.indexer.holders(key)[0] == [A]
     late = Process("late", group.network)
-    fill(late)
+    fill(late, cache)
     group.network.send_state("a", "late")
     assert late.core.indexer.holders(key)[0] == []
-    fill(late)
+    fill(late, cache)
     one.core.forget_cache("a")
     for process in (other, late):
         assert process.core.indexer.holders(key)[0] == []
@@ -387,6 +389,22 @@ def test_a_prediction_that_an_answer_has_checked_counts_elsewhere() -> None:
     assert not one.target().overlap_accuracy.trusted
     assert [process.target().overlap_accuracy.trusted for process in others] == [False, False]
     assert group.network.messages(PredictionChecked, "b") == []
+
+
+def test_an_index_that_is_proved_wrong_is_forgotten_elsewhere_and_trusted_again() -> None:
+    group = Group(2, "a")
+    one, other = group.all
+    fill(other, Cache())
+    for _ in range(3):
+        one.target().overlap_accuracy.observe(64, 0, 16)
+        one.core._report_finding(one.target())
+    assert not other.target().overlap_accuracy.trusted
+    for _ in range(2):
+        one.target().overlap_accuracy.add_proof()
+        one.core._report_finding(one.target())
+    assert other.target().overlap_accuracy.trusted
+    assert other.core.indexer.holders(BLOCK.keys[4][0])[0] == []
+    assert other.target().overlap_accuracy.contradictions == 0, "counted where it happened"
 
 
 # caches
