@@ -56,7 +56,7 @@ def collect_notes(before: PolicySet, proposed: PolicySet, after: PolicySet, alik
             rollback = f"{', '.join(gone)} was rolled back in this very experiment and stays so"
             notes.append(f"{rollback}: with another seed it is another experiment")
         if after.experiment is not None:
-            notes.append("the experiment begins with empty books")
+            notes.append("the experiment starts now, without results from before")
     return tuple(notes)
 
 

@@ -299,6 +299,8 @@ class PeerExchange:
             for network in self._networks:
                 if network.started:
                     network.send_to_all("beat")
+            if self._far is not None and self._far.inbound is not None:  # one worker of the host logs for all
+                self._far.warn_unanswered()
             began_at = self._clock.now()
             await asyncio.sleep(BEAT_S if self.members.issubset(self._near_runs) else FIRST_BEAT_S)
             now = self._clock.now()

@@ -31,6 +31,7 @@ class Link:
         self.acked_at: float | None = None
         self.bytes = 0
         self.unsent = 0
+        self.unanswered = 0  # beats before the first reply
 
     def send(self, payload: bytes) -> None:
         """Send without waiting. A payload that cannot be sent is dropped and counted; the peer then notices the

@@ -8,6 +8,7 @@ second of a busy router do not depend on its request rate.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Collection, Sequence
 
 from router.clock import Clock
@@ -16,11 +17,15 @@ from router.control.peers.frames import FrameKind, Sender, StateAsk
 from router.control.peers.links import Link, Links, OnReply
 from router.control.peers.outbox import Outbox, ShareOf
 from router.control.peers.parts import Message
+from router.control.peers.peer_runs import BEAT_S
 from router.control.peers.sockets import PeerSocket, PeerSockets
 from router.tasks import Tasks
 
+log = logging.getLogger("warmroute.peers")
+
 NEAR_GATHER_S = 0.005  # between workers: gathering for 1 ms cost 20 us per request, for 3 ms a quarter of that
 FAR_GATHER_S = 0.02
+UNANSWERED_BEATS = 40  # 10 s
 
 
 class PeerNetwork:
@@ -119,6 +124,20 @@ class PeerNetwork:
         """Send an encoded frame to all addresses."""
         for link in self.links:
             link.send(payload)
+
+    def warn_unanswered(self) -> None:
+        """Log once each address that has never answered. Call it after each beat."""
+        for link in self.links:
+            if link.acked_at is not None or link.own:
+                continue
+            link.unanswered += 1
+            if link.unanswered == UNANSWERED_BEATS:
+                log.warning(
+                    "no router has answered at %s for %.0f s: does one run there, with this `replicas.port` and the "
+                    "same secret, and can it be reached from here? Until then neither knows of the other's requests",
+                    link.address,
+                    UNANSWERED_BEATS * BEAT_S,
+                )
 
     def encode_ask(self, ask: StateAsk) -> bytes:
         """Return a frame with a query."""

@@ -326,7 +326,7 @@ async def test_a_rollback_waits_for_nobody_and_is_not_lost_in_a_switch_under_way
 async def test_an_experiment_begins_and_ends() -> None:
     house = ControlPlane()
     started = await house.control.start_experiment(EXPERIMENT, "ann")
-    assert started.notes == ("the experiment begins with empty books",)
+    assert started.notes == ("the experiment starts now, without results from before",)
     assert house.core.experiment is not None
     told = house.control.describe_experiment()
     assert told["running"] is True

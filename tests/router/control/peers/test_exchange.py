@@ -13,7 +13,7 @@ import zmq
 
 from router.backends.discovery.discovery import DiscoveredInstance
 from router.config import schema
-from router.control.peers import exchange
+from router.control.peers import exchange, network
 from router.control.peers.experiments import COUNTS_S
 from router.control.peers.facts import LOOK_S
 from router.control.peers.frames import PROTOCOL
@@ -125,7 +125,10 @@ async def test_decisions_of_a_replica_that_ended_reach_those_that_did_not_receiv
         assert (b.drained, b.active) == (True, "other")
 
 
-async def test_without_the_secret_nothing_is_sent_or_received() -> None:
+async def test_without_the_secret_nothing_is_sent_or_received(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network, "UNANSWERED_BEATS", 4)
     ports = free_ports(2)
     peers = [address(port) for port in ports]
     a, stranger = Replica("a", ports[0], peers), Replica("x", ports[1], peers, secret=b"fedcba9876543210")
@@ -136,6 +139,8 @@ async def test_without_the_secret_nothing_is_sent_or_received() -> None:
         await eventually(lambda: refused(a) and refused(stranger))
         assert (len(a.exchange._peer_runs), a.requests) == (0, 0)
         assert sum(report.bytes_sent for report in a.exchange.describe() if not report.own) == 0
+    warned = [one.getMessage() for one in caplog.records if "no router has answered" in one.getMessage()]
+    assert [sum(f"at {peer} " in text for text in warned) for peer in peers] == [1, 1], "each other, not themselves"
 
 
 async def test_a_client_that_knows_only_the_public_key_is_refused() -> None:
