@@ -62,16 +62,20 @@ def check_address(subject: Subject) -> Iterator[FleetFinding]:
 def check_reachable(subject: Subject) -> Iterator[FleetFinding]:
     """A publisher answers at every endpoint to which the router subscribes."""
     for engine in _with_events(subject):
-        if _is_misbound(engine):
+        if (survey := engine.usable) is None or _is_misbound(engine):
             continue
         if engine.probe is not None:
             silent = [stream.endpoint for stream in engine.probe.streams if not stream.opened]
         else:
-            refused = engine.usable.unreachable if engine.usable is not None else ()
-            configured = configured_endpoints(engine.config, engine.usable) if engine.usable is not None else []
-            silent = [source.endpoint for source in configured if source.endpoint in refused]
-        if (fault := judge_publishers(silent)) is not None:
-            yield report(fault, (engine.name,), engine.place("kv_events"))
+            configured = configured_endpoints(engine.config, survey)
+            silent = [source.endpoint for source in configured if source.endpoint in survey.unreachable]
+        if (fault := judge_publishers(silent)) is None:
+            continue
+        edit, reported = None, [source.endpoint for source in survey.sources or ()]
+        if isinstance(engine.config.kv_events, list) and reported and not {*silent} & {*reported}:
+            fault = fault._replace(change=f"kv_events: auto  # the engine reports {', '.join(reported)}")
+            edit = subject.edit(engine, "auto", "kv_events")
+        yield report(fault, (engine.name,), engine.place("kv_events"), edit)
 
 
 def check_arriving(subject: Subject) -> Iterator[FleetFinding]:

@@ -130,7 +130,7 @@ async def _ask_routers(work: _Work, options: DoctorOptions) -> None:
 async def _scrape_again(work: _Work, number: int) -> None:
     router = work.subject.routers[number]
     if router.metrics is not None:
-        later = await scrape(work.clients, router.url, work.subject.config, work.ca_file)
+        later = await scrape(work.clients, router.url, router.metrics_address, work.ca_file)
         work.subject.routers[number] = router._replace(later_metrics=later if isinstance(later, str) else None)
 
 

@@ -7,12 +7,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
+import yaml
 
 from router.backends.failure import UNTRUSTED, describe_failure
 from router.config.schema import Config
 from router.config.sections.base import url_host
 from router.operate.doctor.clients import HttpClients
-from router.operate.doctor.subject import MetricsFault, RouterAnswers
+from router.operate.doctor.subject import Json, MetricsAddress, MetricsFault, RouterAnswers
 
 NAME_PORT = "give its configuration beside --url, which names the port; or look at Prometheus"
 RECORDS = 300  # newest ones; each is some KB
@@ -34,13 +35,17 @@ async def ask_router(
     found = _json(listing)
     if not isinstance(found.get("instances"), list):
         return RouterAnswers(url, f"GET /admin/instances: {listing.status_code}: not the admin API of a router")
+    if config is None:
+        address = await _ask_address(client)
+    else:
+        address = _read_address(config.listen.model_dump(), config.metrics.model_dump())
     pool, policies, workers, records, open_to_all, metrics = await asyncio.gather(
         _get(client, "/admin/pool"),
         _get(client, "/admin/policies"),
         _get(client, "/admin/workers"),
         _get(client, f"/admin/records?limit={RECORDS}"),
         _is_open(clients, url),
-        scrape(clients, url, config, ca_file),
+        scrape(clients, url, address, ca_file),
     )
     replicas = await _get(client, "/admin/replicas")
     return RouterAnswers(
@@ -54,26 +59,41 @@ async def ask_router(
         (workers or {}).get("workers") or [],
         (records or {}).get("records") or [],
         metrics if isinstance(metrics, str) else None,
+        metrics_address=address,
         metrics_fault=None if isinstance(metrics, str) else metrics,
         replicas=(replicas or {}).get("replicas") or [],
     )
 
 
+def _read_address(listen: Json, metrics: Json) -> MetricsAddress:
+    """Return the address in the sections `listen` and `metrics` of a configuration."""
+    if metrics["port"] is not None:
+        return MetricsAddress(metrics["port"])
+    if listen["tls"] is None:
+        return MetricsAddress(listen["port"])
+    return MetricsAddress(listen["port"], "https", listen["tls"]["cert_file"])
+
+
+async def _ask_address(admin: httpx.AsyncClient) -> MetricsAddress | None:
+    """Return the address in the configuration that the router itself reports; None if it reports none."""
+    try:
+        sections = yaml.safe_load((await admin.get("/admin/config")).text)
+        found = _read_address(sections["listen"], sections["metrics"])
+    except (httpx.HTTPError, yaml.YAMLError, LookupError, TypeError):  # version 0.1 has no such endpoint
+        return None
+    return found._replace(cert_file=None)  # a file of the router's machine
+
+
 async def scrape(
-    clients: HttpClients, url: str, config: Config | None, ca_file: str | None = None
+    clients: HttpClients, url: str, address: MetricsAddress | None, ca_file: str | None = None
 ) -> str | MetricsFault:
-    """Return the router's metrics page, or why it cannot be read. The port is in the configuration only, as is the
-    certificate, which is trusted; the host is that of the admin listener.
-    """
-    if config is None:
+    """Return the metrics page of the router with the admin listener `url`, or why it cannot be read."""
+    if address is None:
         return MetricsFault("the address of its metrics page is not known", NAME_PORT)
-    port = config.listen.port if config.metrics.port is None else config.metrics.port
-    scheme = "https" if config.metrics.port is None and config.listen.tls else "http"
-    if port == 0:
+    if address.port == 0:
         return MetricsFault("the port of its metrics page is not known: the system chose it", NAME_PORT)
-    at = f"{scheme}://{url_host(urlsplit(url).hostname or '')}:{port}"
-    own = config.listen.tls.cert_file if scheme == "https" and config.listen.tls is not None else None
-    client = clients.add(f"{url} metrics", at, ca_file=ca_file, own_certificate=own)
+    at = f"{address.scheme}://{url_host(urlsplit(url).hostname or '')}:{address.port}"
+    client = clients.add(f"{url} metrics", at, ca_file=ca_file, own_certificate=address.cert_file)
     try:
         answer = await client.get("/metrics")
     except httpx.HTTPError as failure:

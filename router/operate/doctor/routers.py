@@ -32,7 +32,7 @@ def check_instances(subject: Subject) -> Iterator[FleetFinding]:
     for router, one in _instances(subject):
         at = (str(one["id"]),)
         if one["state"] in ("draining", "drained") or not one.get("accepting", True):
-            why, change = "it gets no new requests", f"POST {router.url}/admin/instances/{one['id']}/undrain"
+            why, change = "it gets no new requests", f"warmroute undrain {one['id']} --admin {router.url}"
             yield FleetFinding("warning", f"is {one['state']} in the router", why, change, at)
         elif one["state"] != "ready":
             reason = one.get("trouble") or "its health probes fail"

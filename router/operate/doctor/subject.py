@@ -112,6 +112,16 @@ class ExaminedEngine:
         return None if self.document is None else place_in(self.document, (*self.path, *key))
 
 
+class MetricsAddress(NamedTuple):
+    """Where a router serves its metrics, on the host of its admin listener. `cert_file`: the certificate it serves
+    them with, which is trusted; None: not known here.
+    """
+
+    port: int
+    scheme: str = "http"
+    cert_file: str | None = None
+
+
 class MetricsFault(NamedTuple):
     """A fault because of which a router's metrics page cannot be read, and the change that mends it."""
 
@@ -132,7 +142,8 @@ class RouterAnswers(NamedTuple):
     workers: list[Json] = []
     records: list[Json] = []
     metrics: str | None = None  # the page for Prometheus
-    metrics_fault: MetricsFault | None = None  # why there is none
+    metrics_address: MetricsAddress | None = None  # None: not known
+    metrics_fault: MetricsFault | None = None  # why there is no page
     later_metrics: str | None = None  # the same, some seconds later
     replicas: list[Json] = []  # the other routers in front of the same engines
 

@@ -12,12 +12,10 @@ from typing import NamedTuple
 import pytest
 
 from router.backends.failure import UNTRUSTED
-from router.config.schema import Config
-from router.config.sections.listeners import ListenConfig, TlsConfig
 from router.lab.loadgen.calibration import EndpointUnavailable, find_first_model
 from router.operate.doctor.clients import HttpClients
 from router.operate.doctor.router_answers import scrape
-from router.operate.doctor.subject import MetricsFault
+from router.operate.doctor.subject import MetricsAddress, MetricsFault
 from router.picker.credentials import _context_of_pair, make_self_signed
 
 BODY = json.dumps({"data": [{"id": "m"}]}).encode()
@@ -57,14 +55,12 @@ async def test_a_load_trusts_what_it_is_given(server: Server) -> None:
 async def test_the_doctor_trusts_the_certificate_of_the_configuration(server: Server) -> None:
     admin = "http://127.0.0.1:8001"
     clients = HttpClients(5.0)
-    tls = TlsConfig(cert_file=server.cert_file, key_file=server.key_file)
-    config = Config(listen=ListenConfig(port=server.port, tls=tls))
-    assert await scrape(clients, admin, config) == BODY.decode()
+    address = MetricsAddress(server.port, "https", server.cert_file)
+    assert await scrape(clients, admin, address) == BODY.decode()
     _, other = make_self_signed(time.time())
     renewed = Path(server.cert_file).with_name("renewed.pem")
     await asyncio.to_thread(renewed.write_bytes, other)  # the router still has the certificate from before
-    config = Config(listen=ListenConfig(port=server.port, tls=tls.model_copy(update={"cert_file": str(renewed)})))
-    fault = await scrape(HttpClients(5.0), admin, config)
+    fault = await scrape(HttpClients(5.0), admin, address._replace(cert_file=str(renewed)))
     assert isinstance(fault, MetricsFault)
     assert fault.what == "the certificate of its metrics page is not trusted: self-signed certificate"
     await clients.close()

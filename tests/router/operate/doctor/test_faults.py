@@ -135,7 +135,8 @@ FAULTS: dict[str, Fault] = {
         engines=({}, {"events_endpoint": "tcp://0.0.0.0:15557"}), silent=True,
     ),
     "nobody publishes at the endpoint": Fault(
-        "events.reachable", ONE, "no publisher answers at tcp://127.0.0.1:1", "kv_events",
+        "events.reachable", ONE, "no publisher answers at tcp://127.0.0.1:1",
+        "kv_events: auto  # the engine reports tcp://127.0.0.1:",
         config=lambda config, fleet: instance(config, 1, kv_events=sources(fleet, 1, endpoint="tcp://127.0.0.1:1")),
         line="kv_events:", silent=True,
     ),
