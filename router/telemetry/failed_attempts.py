@@ -44,8 +44,9 @@ class FailedAttempts:
 
 def describe(target: str, counts: Counter[str]) -> str:
     """Return the line about the failed attempts of one target."""
-    total = sum(counts.values())
+    total, continued = sum(counts.values()), counts["continued"]
     return (
         f"{target} failed {total} request{'s' * (total != 1)}: {counts['answered']} answered by other engines, "
-        f"{counts['continued']} streams continued, {counts['failed']} lost; each: GET /admin/records?target={target}"
+        f"{continued} stream{'s' * (continued != 1)} continued, {counts['failed']} lost; each: "
+        f"GET /admin/records?error=attempt&target={target}"
     )

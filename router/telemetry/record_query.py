@@ -9,6 +9,7 @@ from typing import Final, Literal
 import msgspec
 
 from router.scheduling.policy.record import Record
+from router.telemetry.failed_attempts import FAILED
 from router.telemetry.failure import CLIENTS_OWN, failure_reason
 
 RequestTime = Literal["ttft_ms", "duration_ms"]
@@ -17,6 +18,7 @@ until the end.
 """
 
 ANY_FAULT: Final = "any"  # an `error`
+FAILED_ATTEMPT: Final = "attempt"  # an `error`
 NO_STATUS: Final = "none"  # a `status`
 
 
@@ -32,7 +34,10 @@ class RecordQuery(msgspec.Struct, frozen=True, omit_defaults=True):
     since_s: float | None = None  # earliest wall time of the record's choice, in seconds
     until_s: float | None = None
     status: str | None = None  # a status or its class (5xx), or `NO_STATUS`: the client left before
-    error: str | None = None  # a `failure_reason`, or `ANY_FAULT`: any that is not the client's own
+    error: str | None = None
+    """A `failure_reason`; `ANY_FAULT`: any that is not the client's own; `FAILED_ATTEMPT`: an engine (`target`, if that
+    is given) failed the request, whether or not another one answered it.
+    """
     slowest: RequestTime | None = None  # None: the newest
 
     def matches(self, record: Record) -> bool:
@@ -56,6 +61,9 @@ class RecordQuery(msgspec.Struct, frozen=True, omit_defaults=True):
     def _matches_error(self, record: Record) -> bool:
         if not record.done:
             return False
+        if self.error == FAILED_ATTEMPT:
+            failed = [attempt.decision.target for attempt in record.attempts if attempt.end in FAILED]
+            return bool(failed) if self.target is None else self.target in failed
         reason = failure_reason(record)
         return reason not in CLIENTS_OWN and reason is not None if self.error == ANY_FAULT else reason == self.error
 

@@ -113,7 +113,8 @@ def _add_search(app: FastAPI, status: Status, read: Sequence[Any]) -> None:
         gave. `client`: the name of the API key, or the sender. `model`: as the request named it. `target`: of any
         attempt, or of a prefill half. `since` and `until`: seconds since 1970, or a time in ISO 8601, UTC if it has
         no offset. `status`: such as `503` or `5xx`; `none` if the client left before. `error`: a `reason`; `any` for
-        all but `client_gone` and `engine_4xx`, which are the client's own. `slowest`: by `ttft_ms` (streams only) or
+        all but `client_gone` and `engine_4xx`, which are the client's own; `attempt`: an engine failed the request,
+        whether or not another one answered it. `slowest`: by `ttft_ms` (streams only) or
         `duration_ms`.
         """
         since_s, until_s = read_time(wanted.since, "since"), read_time(wanted.until, "until")
