@@ -27,7 +27,7 @@ VENDORED := uplot@1.6.32 preact@11.2.0 htm@3.1.1 axe-core@4.14.1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run stack test check test-router test-tools test-workers test-deep test-package test-abuse test-pure test-stack test-stack-long test-gateway test-alerts test-doctor test-rollout test-browser test-oracle test-clients gameday soak soak-short simulation abuse fuzz audit bench bench-sim bench-sim-full compiled pure wheel dist lock reference protos docs docs-serve vendor screenshots clean
+.PHONY: help run stack test check test-router test-tools test-workers test-deep test-package test-abuse test-pure test-stack test-stack-long test-gateway test-alerts test-doctor test-rollout test-browser test-oracle test-clients gameday soak soak-short simulation abuse fuzz audit bench bench-sim bench-sim-full headtohead compiled pure wheel dist lock reference protos docs docs-serve vendor screenshots clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -145,6 +145,10 @@ bench-sim-full: $(VENV)/.installed-test  ## run bench-sim in full, resumable (ab
 	$(BIN)/python -m tests.agreement rows --resume
 	$(BIN)/python -m tests.agreement admission
 	$(BIN)/python -m tests.agreement grid
+
+headtohead: $(VENV)/.installed-test  ## play the real routers and ours on the same emulated engines (15 hours, in pieces; ARGS=--short: 40 minutes)
+	@command -v nginx > /dev/null || { apt-get update -qq && apt-get install -qq -y --no-install-recommends nginx-light; }
+	$(BIN)/python -m tests.headtohead $(ARGS)
 
 compiled: $(VENV)/.installed-test  ## compile the modules on a request's path in place (2 minutes; needs a C compiler)
 	$(BIN)/python setup.py -q build_ext --inplace

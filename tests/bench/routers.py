@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,6 +28,23 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 STARTED_S = 60.0
 EVEN = {"policies": {"even": {"scorers": [{"name": "round_robin"}]}}, "active": "even"}
+
+NGINX = """
+daemon off; worker_processes 1; pid {folder}/nginx.pid; user root;
+events {{ worker_connections 4096; }}
+http {{
+  access_log off; client_max_body_size 64m; client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy;
+  fastcgi_temp_path {folder}/fastcgi; uwsgi_temp_path {folder}/uwsgi; scgi_temp_path {folder}/scgi;
+  upstream engines {{ {upstream} }}
+  server {{
+    listen 127.0.0.1:{port};
+    location / {{
+      proxy_pass http://engines; proxy_http_version 1.1; proxy_set_header Connection "";
+      proxy_buffering off; proxy_request_buffering off; proxy_read_timeout 900s;
+    }}
+  }}
+}}
+"""
 
 Start = Callable[[list[int], Path], AbstractContextManager["Running"]]
 
@@ -102,26 +120,59 @@ def peers_venv() -> Path:
 
 
 @contextmanager
-def rust(backends: Sequence[int], folder: Path, policy: str = "round_robin") -> Iterator[Running]:
+def rust(
+    backends: Sequence[int], folder: Path, policy: str = "round_robin", options: Sequence[str] = ()
+) -> Iterator[Running]:
     """Run vLLM's own router. Raises InstallFailed when it cannot be installed."""
-    venv = peers_venv()
-    port, metrics_port = free_ports(2)
-    command = [str(venv / "bin" / "vllm-router"), "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--policy", policy, "--prometheus-port", str(metrics_port), "--log-level", "error"]
-    command += ["--worker-urls", *(f"http://127.0.0.1:{backend}" for backend in backends)]
-    with _running("vllm-router", command, port, "/health", folder) as running:
+    command = [str(peers_venv() / "bin" / "vllm-router"), *options]
+    with _gateway("vllm-router", command, policy, backends, folder) as running:
         yield running
 
 
 @contextmanager
-def sglang(backends: Sequence[int], folder: Path) -> Iterator[Running]:
+def sglang(backends: Sequence[int], folder: Path, policy: str = "round_robin") -> Iterator[Running]:
     """Run SGLang's router. Raises InstallFailed when it cannot be installed."""
     venv = cached_venv("bench-sglang", HERE / "requirements-sglang.txt", lambda _: None, lambda _: None)
+    command = [str(venv / "bin" / "python"), "-m", "sglang_router.launch_router"]
+    with _gateway("sglang-router", command, policy, backends, folder) as running:
+        yield running
+
+
+@contextmanager
+def smg(backends: Sequence[int], folder: Path, policy: str = "round_robin") -> Iterator[Running]:
+    """Run the gateway that SGLang's router became. Raises InstallFailed when it cannot be installed."""
+    venv = cached_venv("bench-smg", HERE / "requirements-smg.txt", lambda _: None, lambda _: None)
+    command = [str(venv / "bin" / "smg"), "launch"]
+    with _gateway("smg", command, policy, backends, folder) as running:
+        yield running
+
+
+@contextmanager
+def _gateway(
+    name: str, command: Sequence[str], policy: str, backends: Sequence[int], folder: Path
+) -> Iterator[Running]:
+    """Run a router of the family of SGLang's, which have the same options. `command` is its beginning."""
     port, metrics_port = free_ports(2)
-    command = [str(venv / "bin" / "python"), "-m", "sglang_router.launch_router", "--host", "127.0.0.1"]
-    command += ["--port", str(port), "--policy", "round_robin", "--prometheus-port", str(metrics_port)]
-    command += ["--log-level", "error", "--worker-urls", *(f"http://127.0.0.1:{backend}" for backend in backends)]
-    with _running("sglang-router", command, port, "/health", folder) as running:
+    options = ["--host", "127.0.0.1", "--port", str(port), "--policy", policy, "--log-level", "error"]
+    options += ["--prometheus-port", str(metrics_port)]
+    options += ["--worker-urls", *(f"http://127.0.0.1:{backend}" for backend in backends)]
+    with _running(name, [*command, *options], port, "/health", folder) as running:
+        yield running
+
+
+@contextmanager
+def nginx(backends: Sequence[int], folder: Path, method: str = "") -> Iterator[Running]:
+    """Run nginx of the system with one worker. `method` is a directive of its upstream: empty is round robin. Raises
+    InstallFailed where it is not installed.
+    """
+    program = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
+    if program is None:
+        raise InstallFailed("nginx is not installed")
+    (port,) = free_ports(1)
+    servers = " ".join(f"server 127.0.0.1:{backend};" for backend in backends)
+    file = folder / "nginx.conf"
+    file.write_text(NGINX.format(folder=folder, port=port, upstream=f"{method} {servers} keepalive 64;"))
+    with _running("nginx", [program, "-c", str(file), "-e", "stderr"], port, "/health", folder) as running:
         yield running
 
 

@@ -1,0 +1,123 @@
+"""Compare Warmroute with the routers that it competes with: the real ones, in front of the same emulated engines.
+
+    python -m tests.headtohead [--load NAME ...] [--router NAME ...] [--seeds 8] [--first-seed 1] [--short]
+
+Each match is kept as JSON in `build/headtohead`, and is not played again; the page is written there, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import msgspec
+from rich.console import Console
+
+from tests.headtohead.contenders import CONTENDERS, Contender
+from tests.headtohead.control import Control, examine
+from tests.headtohead.loads import LOADS, LONG_S, SHORT, Load
+from tests.headtohead.match import Match, file_name, play
+from tests.headtohead.page import render
+from tests.suites.rows import in_turn
+
+FOLDER = Path("build/headtohead")
+BESIDE_S = 10.0  # to start engines and router, and to end them
+CONTROL_S = 20.0
+
+T = TypeVar("T", Control, Match)
+
+
+class Examined(NamedTuple):
+    """A control that is to be made."""
+
+    contender: Contender
+
+    @property
+    def name(self) -> str:
+        return "control-" + "-".join(self.contender.name.replace("`", "").split())
+
+
+class Planned(NamedTuple):
+    """A match that is to be played."""
+
+    load: Load
+    seed: int
+    contender: Contender
+
+    @property
+    def name(self) -> str:
+        return file_name(self.contender, self.load, self.seed)
+
+
+def make_control(examined: Examined, say: Callable[[str], None]) -> Control:
+    say("positive control")
+    with tempfile.TemporaryDirectory(prefix="warmroute-headtohead-") as folder:
+        return asyncio.run(examine(examined.contender, Path(folder)))
+
+
+def play_planned(planned: Planned, say: Callable[[str], None]) -> Match:
+    say("playing")
+    with tempfile.TemporaryDirectory(prefix="warmroute-headtohead-") as folder:
+        return asyncio.run(play(planned.contender, planned.load, planned.seed, Path(folder)))
+
+
+def find_earlier(name: str, kind: type[T]) -> T | None:
+    """Return an earlier result. One that was left out is measured again."""
+    file = FOLDER / f"{name}.json"
+    found = msgspec.json.decode(file.read_bytes(), type=kind) if file.exists() else None
+    return found if found is not None and found.left_out is None else None
+
+
+def main() -> int:
+    chosen = _arguments()
+    loads = [load for load in LOADS if load.name in (chosen.load or (SHORT if chosen.short else (load.name,)))]
+    contenders = [one for one in CONTENDERS if chosen.router is None or one.name in chosen.router]
+    seeds = range(chosen.first_seed, chosen.first_seed + (1 if chosen.short else chosen.seeds))
+    plan = [Planned(load, seed, contender) for seed in seeds for load in loads for contender in contenders]
+    console = Console() if Console().is_terminal else Console(width=140)
+    console.print(f"{len(plan)} matches, about {len(plan) * (LONG_S + BESIDE_S) / 60:.0f} minutes, kept in {FOLDER}")
+    controls = in_turn(
+        [Examined(one) for one in contenders],
+        lambda _: CONTROL_S,
+        lambda one: find_earlier(one.name, Control),
+        make_control,
+        FOLDER,
+        console,
+    )
+    matches = in_turn(
+        plan,
+        lambda _: LONG_S + BESIDE_S,
+        lambda one: find_earlier(one.name, Match),
+        play_planned,
+        FOLDER,
+        console,
+    )
+    results: list[Control | Match] = [*controls, *matches]
+    for one in results:
+        if one.left_out is not None:
+            console.print(f"{one.router} is left out: {one.left_out}", highlight=False)
+    page = render(matches, controls)
+    (FOLDER / "page.md").write_text(page)
+    console.print(page, markup=False, highlight=False)
+    return 0 if len(matches) == len(plan) else 130
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.headtohead", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--load", action="append", choices=[load.name for load in LOADS], metavar="LOAD")
+    parser.add_argument("--router", action="append", choices=[one.name for one in CONTENDERS], metavar="ROUTER")
+    parser.add_argument("--seeds", type=int, default=8, help="how many")
+    parser.add_argument("--first-seed", type=int, default=1)
+    parser.add_argument("--short", action="store_true", help=f"one seed of {', '.join(SHORT)}: half an hour")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

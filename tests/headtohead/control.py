@@ -1,0 +1,96 @@
+"""The positive control of a router that claims to know the engines' caches: an engine is sent a prompt directly, and
+the router must send the same prompt, with a question after it, to that engine; after all engines have dropped their
+caches, only by chance. A router that fails knows what it sent, at best.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import httpx
+import msgspec
+
+from router.clock import SystemClock
+from router.errors import WarmrouteError
+from router.lab.gameday.reading import sum_samples
+from tests.headtohead.contenders import MODEL, Contender, Engine
+from tests.headtohead.loads import ENGINES
+from tests.headtohead.match import SETTLE_S, build_fleet, list_engines
+
+TRIALS = 8
+ANNOUNCED_S = 0.5
+WORDS = 600
+
+
+class Control(msgspec.Struct, frozen=True):
+    """Of so many trials, those in which the router chose the engine that had the prompt, or the one that had had it.
+    `left_out`: why there were none.
+    """
+
+    router: str
+    took_s: float
+    left_out: str | None = None
+    trials: int = 0
+    found: int = 0
+    found_after_reset: int = 0
+
+    @property
+    def is_exact(self) -> bool:
+        return 0 < self.trials == self.found and self.found_after_reset <= self.trials // 2
+
+
+async def examine(contender: Contender, folder: Path) -> Control:
+    """Return what the router does in `TRIALS` trials. A router that cannot be installed or started is left out."""
+    clock = SystemClock()
+    began = clock.now()
+    try:
+        found, lost = await _count_choices(contender, folder)
+    except (WarmrouteError, OSError, httpx.HTTPError) as why:
+        return Control(contender.name, round(clock.now() - began, 1), f"{type(why).__name__}: {why}")
+    return Control(contender.name, round(clock.now() - began, 1), None, TRIALS, found, lost)
+
+
+async def _count_choices(contender: Contender, folder: Path) -> tuple[int, int]:
+    """Return in how many trials the router chose the engine that had the prompt, and the one that had had it. Each is
+    with another engine and prompt.
+    """
+    found = lost = 0
+    async with build_fleet(seed=1) as fleet, httpx.AsyncClient(trust_env=False, timeout=60.0) as http:
+        engines = await list_engines(fleet)
+        with contender.start(engines, folder) as router:
+            await asyncio.sleep(SETTLE_S)
+            url = f"http://127.0.0.1:{router.port}"
+            for trial in range(TRIALS):
+                warm, other = engines[trial % ENGINES], engines[(trial + 3) % ENGINES]
+                await _chat(http, warm.url, f"{trial} warm")
+                await _chat(http, other.url, f"{trial} other")
+                await asyncio.sleep(ANNOUNCED_S)
+                found += await _find_chosen(http, url, engines, f"{trial} warm") is warm
+                for engine in engines:  # all: the only empty one would be a good choice for any prompt
+                    (await http.post(f"{engine.url}/reset_prefix_cache")).raise_for_status()
+                    await _chat(http, engine.url, f"{trial} next")  # with its next step the engine announces the reset
+                await asyncio.sleep(ANNOUNCED_S)
+                lost += await _find_chosen(http, url, engines, f"{trial} other") is other
+    return found, lost
+
+
+async def _find_chosen(http: httpx.AsyncClient, url: str, engines: list[Engine], prompt: str) -> Engine | None:
+    """Return the engine to which the router sends a continued prompt; None if it cannot be told."""
+    before = [await _count(http, engine) for engine in engines]
+    await _chat(http, url, prompt, "And now?")
+    after = [await _count(http, engine) for engine in engines]
+    chosen = [engine for engine, then, now in zip(engines, before, after, strict=True) if now > then]
+    return chosen[0] if len(chosen) == 1 else None
+
+
+async def _count(http: httpx.AsyncClient, engine: Engine) -> float:
+    return sum_samples((await http.get(f"{engine.url}/metrics")).text, "vllm:request_success_total")
+
+
+async def _chat(http: httpx.AsyncClient, url: str, name: str, *more: str) -> None:
+    texts = [" ".join(f"{name} {word}" for word in range(WORDS)), *more]
+    messages = [{"role": "user", "content": text} for text in texts]
+    body = msgspec.json.encode({"model": MODEL, "messages": messages, "max_tokens": 2})
+    answer = await http.post(f"{url}/v1/chat/completions", content=body, headers={"content-type": "application/json"})
+    answer.raise_for_status()

@@ -1,0 +1,55 @@
+"""The loads of the comparison. Lengths are a tenth or a fifth of the published ones, as are the engines' caches and
+speeds, so that two cores can play eight engines; ratios stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import NamedTuple
+
+from router.lab.emulator.options import EngineFaults
+from router.lab.workloads.model import Workload
+from router.lab.workloads.presets import CLAUDE, CODEX, GROUPS, TOOLS
+
+ENGINES = 8
+LONG_S, WARM_S = 75.0, 15.0
+NO_FAULTS: Mapping[int, EngineFaults] = MappingProxyType({})
+
+
+class Load(NamedTuple):
+    """`agents`: of a closed loop; None: an open one. `blocks`: of 16 tokens, of each engine. `faults`: by engine, from
+    the start on. `kill_at_s`: when engine 0 is killed; it comes back empty.
+    """
+
+    name: str
+    about: str
+    make: Callable[[int], Workload]
+    agents: int | None = None
+    blocks: int = 8192
+    faults: Mapping[int, EngineFaults] = NO_FAULTS
+    kill_at_s: float | None = None
+
+
+_codex = CODEX.scale(tokens=0.1, sessions=0.5).workload
+_claude = CLAUDE.scale(tokens=0.1, sessions=0.1).workload
+_groups = replace(GROUPS.scale(tokens=0.2), requests=2000).workload
+_tools = replace(TOOLS.scale(tokens=0.1), requests=1500, per_s=15.0).workload
+_alone = replace(GROUPS.scale(tokens=0.2), requests=2000, prefixed=0.0).workload
+
+SLOW = {0: EngineFaults(slow=2.0)}
+LOSSY = {number: EngineFaults(drop_events=0.05) for number in range(ENGINES)}
+
+LOADS: Sequence[Load] = (
+    Load("agents", "32 coding agents whose sessions fit the caches", _codex, agents=32),
+    Load("agents, small caches", "64 coding agents, caches for half of their sessions", _codex, agents=64, blocks=1536),
+    Load("sub-agents", "10 coding agents with up to four sub-agents at once", _claude, agents=10),
+    Load("groups", "150 groups of users with a long prompt each, 20 requests/s", _groups),
+    Load("tools", "12 long tool prompts, most requests begin with one, 15 requests/s", _tools),
+    Load("one-off prompts", "prompts that share nothing, 20 requests/s", _alone),
+    Load("an engine is killed", "`agents`; an engine is killed after 30 s", _codex, agents=32, kill_at_s=30.0),
+    Load("an engine is slow", "`agents`; an engine runs at half its speed", _codex, agents=32, faults=SLOW),
+    Load("events are lost", "`agents`; 5 % of all KV events are lost", _codex, agents=32, faults=LOSSY),
+)
+SHORT = ("agents", "agents, small caches", "groups")

@@ -1,0 +1,168 @@
+"""One match: a router in front of new engines, under one load, with one seed.
+
+Times to the first token are the clients', cached tokens are those that the engines report in their answers, CPU time
+and memory are the router's, from /proc. Times and hits are of the requests sent after the first `WARM_S` seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+
+import httpx
+import msgspec
+
+from router.backends.vllm.info import read_event_sources
+from router.clock import SystemClock
+from router.errors import WarmrouteError
+from router.lab.emulator.options import EngineFaults, EngineOptions
+from router.lab.emulator.supervisor import EmbeddedFleet
+from router.lab.loadgen.calibration import measure_tokens_per_word
+from router.lab.loadgen.client import LoadClient
+from router.lab.loadgen.load import LoadJob, SentRequest
+from router.lab.loadgen.processes import run_clients, split_sessions
+from router.lab.loadgen.report import compute_hit_share
+from router.lab.simulator.outcome import quantile
+from tests.bench.routers import Running
+from tests.headtohead.contenders import MODEL, Contender, Engine
+from tests.headtohead.loads import ENGINES, LONG_S, NO_FAULTS, WARM_S, Load
+
+SETTLE_S = 2.0  # until routers have read the engines' metrics and events
+
+
+class MatchFigures(msgspec.Struct, frozen=True):
+    """What one match showed. None: there was nothing to measure it on."""
+
+    turns_per_s: float
+    ttft_p50_s: float | None
+    ttft_p90_s: float | None
+    ttft_p99_s: float | None
+    hit_share: float | None  # of the prompt tokens
+    failed: int
+    cpu_ms: float  # of the router, for each request
+    rss_mb: float  # of the router, at the end
+    core_share: float  # of a core, that the router used
+    late_p99_s: float | None  # of the clients
+    idle_share: float  # of all cores
+
+
+class Match(msgspec.Struct, frozen=True):
+    """`left_out`: why it could not be played; the figures are then None."""
+
+    router: str
+    load: str
+    seed: int
+    ended: str
+    took_s: float
+    left_out: str | None
+    figures: MatchFigures | None
+
+
+def file_name(contender: Contender, load: Load, seed: int) -> str:
+    """Return the name of a match, which can be that of a file."""
+    words = f"{load.name} {contender.name} {seed}".replace("`", "").replace(",", "").split()
+    return "-".join(words)
+
+
+async def play(contender: Contender, load: Load, seed: int, folder: Path) -> Match:
+    """Play a match. A router that cannot be installed or started is left out."""
+    clock, figures, left_out = SystemClock(), None, None
+    began = clock.now()
+    try:
+        async with build_fleet(seed, load.blocks, load.faults) as fleet:
+            engines = await list_engines(fleet)
+            with contender.start(engines, folder) as router:
+                await asyncio.sleep(SETTLE_S)
+                figures = await _measure(router, load, seed, fleet, clock)
+    except (WarmrouteError, OSError) as why:
+        left_out = f"{type(why).__name__}: {why}"
+    ended = datetime.now().astimezone().isoformat(sep=" ", timespec="minutes")
+    return Match(contender.name, load.name, seed, ended, round(clock.now() - began, 1), left_out, figures)
+
+
+def build_fleet(seed: int, blocks: int = 8192, faults: Mapping[int, EngineFaults] = NO_FAULTS) -> EmbeddedFleet:
+    """Return new engines with `blocks` each, and these faults by number."""
+    return EmbeddedFleet(
+        [
+            EngineOptions(
+                name=f"engine-{number}",
+                model=MODEL,
+                seed=seed,
+                blocks=blocks,
+                prefill_tokens_per_s=4000.0,
+                decode_ms_per_token=10.0,
+                scale_out=True,  # vllm-router's `kv_aware` renders there
+                faults=faults.get(number, EngineFaults()),
+            )
+            for number in range(ENGINES)
+        ]
+    )
+
+
+async def list_engines(fleet: EmbeddedFleet) -> list[Engine]:
+    """Return the engines with the addresses of their events."""
+    found = []
+    async with httpx.AsyncClient(trust_env=False) as http:
+        for one in fleet.members:
+            sources = read_event_sources((await http.get(f"{one.url}/kv_event_sources")).content, "127.0.0.1")
+            assert isinstance(sources, list)
+            found.append(Engine(one.url, sources[0].endpoint, sources[0].replay_endpoint or ""))
+    return found
+
+
+async def _measure(router: Running, load: Load, seed: int, fleet: EmbeddedFleet, clock: SystemClock) -> MatchFigures:
+    url, workload = f"http://127.0.0.1:{router.port}", load.make(seed)
+    async with LoadClient(url, MODEL, clock) as client:
+        per_word = await measure_tokens_per_word(client, seed)
+    shares = split_sessions(workload.sessions, load.agents, 1)
+    jobs = [
+        LoadJob(
+            url=url,
+            model=MODEL,
+            name=f"{load.name}-{seed}",
+            text_seed=seed,
+            tokens_per_word=per_word,
+            concurrency=share.concurrency,
+            until_s=LONG_S,
+            sessions=share.sessions,
+        )
+        for share in shares
+    ]
+    rows: list[SentRequest] = []
+    cpu_s, idle_s, began = router.cpu_s(), _idle_s(), clock.now()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(run_clients(jobs, clock, rows.append))
+        if load.kill_at_s is not None:
+            await asyncio.sleep(load.kill_at_s)
+            os.kill(fleet.members[0].pid, signal.SIGKILL)
+    took_s = clock.now() - began
+    return _describe(rows, router.cpu_s() - cpu_s, router.rss_mb(), took_s, _idle_s() - idle_s)
+
+
+def _describe(rows: Sequence[SentRequest], cpu_s: float, rss_mb: float, took_s: float, idle_s: float) -> MatchFigures:
+    later = [row for row in rows if row.sent_s >= WARM_S]
+    answered = [row for row in later if row.failure is None]
+    ttfts = sorted(row.ttft_s for row in answered if row.ttft_s is not None)
+    return MatchFigures(
+        turns_per_s=sum(row.sent_s + row.duration_s <= LONG_S for row in answered) / (LONG_S - WARM_S),
+        ttft_p50_s=quantile(ttfts, 0.5),
+        ttft_p90_s=quantile(ttfts, 0.9),
+        ttft_p99_s=quantile(ttfts, 0.99),
+        hit_share=compute_hit_share(answered),
+        failed=sum(row.failure is not None for row in rows),
+        cpu_ms=cpu_s * 1e3 / max(1, len(rows)),
+        rss_mb=rss_mb,
+        core_share=cpu_s / took_s,
+        late_p99_s=quantile(sorted(row.late_s for row in later), 0.99),
+        idle_share=idle_s / took_s / (os.cpu_count() or 1),
+    )
+
+
+def _idle_s() -> float:
+    """Return the time that all cores have been idle so far."""
+    words = Path("/proc/stat").read_text().splitlines()[0].split()
+    return int(words[4]) / os.sysconf("SC_CLK_TCK")
