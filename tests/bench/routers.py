@@ -176,6 +176,13 @@ def nginx(backends: Sequence[int], folder: Path, method: str = "") -> Iterator[R
         yield running
 
 
+@contextmanager
+def served(name: str, command: list[str], port: int, folder: Path) -> Iterator[Running]:
+    """Run any server that answers `GET /health`. Raises InstallFailed when it does not."""
+    with _running(name, command, port, "/health", folder) as running:
+        yield running
+
+
 def start_all(
     stack: ExitStack, starts: Sequence[Start], backends: list[int], folder: Path, notes: list[str]
 ) -> list[Running]:

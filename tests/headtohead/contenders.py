@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from router.lab.emulator.vocabulary import DATA
+from router.lab.local_stack.preflight import free_ports
 from tests.bench import routers
 from tests.bench.routers import Running
-
-MODEL = "warm-tiny"
-
-
-class Engine(NamedTuple):
-    """An engine as routers reach it. `events`, `replay`: endpoints of its KV events."""
-
-    url: str
-    events: str
-    replay: str
-
-    @property
-    def port(self) -> int:
-        return int(self.url.rpartition(":")[2])
+from tests.headtohead.engines import MODEL, Engine
+from tests.headtohead.forwarder import ForwarderOptions
 
 
 class Contender(NamedTuple):
@@ -66,6 +58,18 @@ def _nginx(engines: Sequence[Engine], folder: Path, *, method: str) -> AbstractC
     return routers.nginx(_ports(engines), folder, method)
 
 
+def _dynamo(engines: Sequence[Engine], folder: Path) -> AbstractContextManager[Running]:
+    port, service_port = free_ports(2)
+    options = ForwarderOptions(
+        port=port,
+        service_port=service_port,
+        python=str(routers.peers_venv() / "bin" / "python"),
+        engines=tuple(engines),
+    )
+    command = [sys.executable, "-m", "tests.headtohead.forwarder", msgspec.json.encode(options).decode()]
+    return routers.served("dynamo", command, port, folder)
+
+
 OURS = "Warmroute `warm`"
 CONTENDERS: Sequence[Contender] = (
     Contender(OURS, partial(_warmroute, active="warm")),
@@ -75,6 +79,7 @@ CONTENDERS: Sequence[Contender] = (
     Contender("vllm-router `power_of_two`", partial(_vllm, policy="power_of_two")),
     Contender("sglang-router `cache_aware`", partial(_sglang, policy="cache_aware")),
     Contender("smg `cache_aware`", partial(_smg, policy="cache_aware")),
+    Contender("Dynamo `select_service`", _dynamo),
     Contender("nginx round robin", partial(_nginx, method="")),
     Contender("nginx `least_conn`", partial(_nginx, method="least_conn;")),
 )

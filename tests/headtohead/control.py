@@ -14,13 +14,13 @@ import msgspec
 from router.clock import SystemClock
 from router.errors import WarmrouteError
 from router.lab.gameday.reading import sum_samples
-from tests.headtohead.contenders import MODEL, Contender, Engine
-from tests.headtohead.loads import ENGINES
-from tests.headtohead.match import SETTLE_S, build_fleet, list_engines
+from tests.headtohead.contenders import Contender
+from tests.headtohead.engines import ENGINES, MODEL, Engine, build_fleet, list_engines
+from tests.headtohead.match import SETTLE_S
 
 TRIALS = 8
 ANNOUNCED_S = 0.5
-WORDS = 600
+WORDS = 200
 
 
 class Control(msgspec.Struct, frozen=True):
@@ -69,7 +69,7 @@ async def _count_choices(contender: Contender, folder: Path) -> tuple[int, int]:
                 found += await _find_chosen(http, url, engines, f"{trial} warm") is warm
                 for engine in engines:  # all: the only empty one would be a good choice for any prompt
                     (await http.post(f"{engine.url}/reset_prefix_cache")).raise_for_status()
-                    await _chat(http, engine.url, f"{trial} next")  # with its next step the engine announces the reset
+                    await _chat(http, engine.url, f"{trial}", words=1)  # with its next step it announces the reset
                 await asyncio.sleep(ANNOUNCED_S)
                 lost += await _find_chosen(http, url, engines, f"{trial} other") is other
     return found, lost
@@ -88,8 +88,8 @@ async def _count(http: httpx.AsyncClient, engine: Engine) -> float:
     return sum_samples((await http.get(f"{engine.url}/metrics")).text, "vllm:request_success_total")
 
 
-async def _chat(http: httpx.AsyncClient, url: str, name: str, *more: str) -> None:
-    texts = [" ".join(f"{name} {word}" for word in range(WORDS)), *more]
+async def _chat(http: httpx.AsyncClient, url: str, name: str, *more: str, words: int = WORDS) -> None:
+    texts = [" ".join(f"{name} {word}" for word in range(words)), *more]
     messages = [{"role": "user", "content": text} for text in texts]
     body = msgspec.json.encode({"model": MODEL, "messages": messages, "max_tokens": 2})
     answer = await http.post(f"{url}/v1/chat/completions", content=body, headers={"content-type": "application/json"})

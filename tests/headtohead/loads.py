@@ -6,16 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 from typing import NamedTuple
 
 from router.lab.emulator.options import EngineFaults
 from router.lab.workloads.model import Workload
 from router.lab.workloads.presets import CLAUDE, CODEX, GROUPS, TOOLS
+from tests.headtohead.engines import BLOCKS, ENGINES, NO_FAULTS
 
-ENGINES = 8
 LONG_S, WARM_S = 75.0, 15.0
-NO_FAULTS: Mapping[int, EngineFaults] = MappingProxyType({})
 
 
 class Load(NamedTuple):
@@ -27,7 +25,7 @@ class Load(NamedTuple):
     about: str
     make: Callable[[int], Workload]
     agents: int | None = None
-    blocks: int = 8192
+    blocks: int = BLOCKS
     faults: Mapping[int, EngineFaults] = NO_FAULTS
     kill_at_s: float | None = None
 

@@ -9,17 +9,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-import httpx
 import msgspec
 
-from router.backends.vllm.info import read_event_sources
 from router.clock import SystemClock
 from router.errors import WarmrouteError
-from router.lab.emulator.options import EngineFaults, EngineOptions
 from router.lab.emulator.supervisor import EmbeddedFleet
 from router.lab.loadgen.calibration import measure_tokens_per_word
 from router.lab.loadgen.client import LoadClient
@@ -28,8 +25,9 @@ from router.lab.loadgen.processes import run_clients, split_sessions
 from router.lab.loadgen.report import compute_hit_share
 from router.lab.simulator.outcome import quantile
 from tests.bench.routers import Running
-from tests.headtohead.contenders import MODEL, Contender, Engine
-from tests.headtohead.loads import ENGINES, LONG_S, NO_FAULTS, WARM_S, Load
+from tests.headtohead.contenders import Contender
+from tests.headtohead.engines import MODEL, build_fleet, list_engines
+from tests.headtohead.loads import LONG_S, WARM_S, Load
 
 SETTLE_S = 2.0  # until routers have read the engines' metrics and events
 
@@ -74,7 +72,7 @@ async def play(contender: Contender, load: Load, seed: int, folder: Path) -> Mat
     began = clock.now()
     try:
         async with build_fleet(seed, load.blocks, load.faults) as fleet:
-            engines = await list_engines(fleet)
+            engines = await list_engines(fleet, load.blocks)
             with contender.start(engines, folder) as router:
                 await asyncio.sleep(SETTLE_S)
                 figures = await _measure(router, load, seed, fleet, clock)
@@ -82,36 +80,6 @@ async def play(contender: Contender, load: Load, seed: int, folder: Path) -> Mat
         left_out = f"{type(why).__name__}: {why}"
     ended = datetime.now().astimezone().isoformat(sep=" ", timespec="minutes")
     return Match(contender.name, load.name, seed, ended, round(clock.now() - began, 1), left_out, figures)
-
-
-def build_fleet(seed: int, blocks: int = 8192, faults: Mapping[int, EngineFaults] = NO_FAULTS) -> EmbeddedFleet:
-    """Return new engines with `blocks` each, and these faults by number."""
-    return EmbeddedFleet(
-        [
-            EngineOptions(
-                name=f"engine-{number}",
-                model=MODEL,
-                seed=seed,
-                blocks=blocks,
-                prefill_tokens_per_s=4000.0,
-                decode_ms_per_token=10.0,
-                scale_out=True,  # vllm-router's `kv_aware` renders there
-                faults=faults.get(number, EngineFaults()),
-            )
-            for number in range(ENGINES)
-        ]
-    )
-
-
-async def list_engines(fleet: EmbeddedFleet) -> list[Engine]:
-    """Return the engines with the addresses of their events."""
-    found = []
-    async with httpx.AsyncClient(trust_env=False) as http:
-        for one in fleet.members:
-            sources = read_event_sources((await http.get(f"{one.url}/kv_event_sources")).content, "127.0.0.1")
-            assert isinstance(sources, list)
-            found.append(Engine(one.url, sources[0].endpoint, sources[0].replay_endpoint or ""))
-    return found
 
 
 async def _measure(router: Running, load: Load, seed: int, fleet: EmbeddedFleet, clock: SystemClock) -> MatchFigures:

@@ -1,0 +1,60 @@
+"""The emulated engines of a match: eight processes, started anew for each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+import httpx
+
+from router.backends.vllm.info import read_event_sources
+from router.lab.emulator.options import EngineFaults, EngineOptions
+from router.lab.emulator.supervisor import EmbeddedFleet
+
+ENGINES, BLOCKS = 8, 8192
+MODEL = "warm-tiny"
+NO_FAULTS: Mapping[int, EngineFaults] = MappingProxyType({})
+
+
+class Engine(NamedTuple):
+    """An engine as routers reach it. `events`, `replay`: endpoints of its KV events; `blocks`: of its cache."""
+
+    url: str
+    events: str
+    replay: str
+    blocks: int
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+
+def build_fleet(seed: int, blocks: int = BLOCKS, faults: Mapping[int, EngineFaults] = NO_FAULTS) -> EmbeddedFleet:
+    """Return new engines with `blocks` each, and these faults by number."""
+    return EmbeddedFleet(
+        [
+            EngineOptions(
+                name=f"engine-{number}",
+                model=MODEL,
+                seed=seed,
+                blocks=blocks,
+                prefill_tokens_per_s=4000.0,
+                decode_ms_per_token=10.0,
+                scale_out=True,  # vllm-router's `kv_aware` renders there
+                faults=faults.get(number, EngineFaults()),
+            )
+            for number in range(ENGINES)
+        ]
+    )
+
+
+async def list_engines(fleet: EmbeddedFleet, blocks: int = BLOCKS) -> list[Engine]:
+    """Return the engines, of `blocks` each, with the addresses of their events."""
+    found = []
+    async with httpx.AsyncClient(trust_env=False) as http:
+        for one in fleet.members:
+            sources = read_event_sources((await http.get(f"{one.url}/kv_event_sources")).content, "127.0.0.1")
+            assert isinstance(sources, list)
+            found.append(Engine(one.url, sources[0].endpoint, sources[0].replay_endpoint or "", blocks))
+    return found
