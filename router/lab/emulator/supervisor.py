@@ -1,7 +1,7 @@
 """The embedded fleet: emulated engines as child processes, started together, restarted, and ended with their
 parent.
 
-An engine that dies is restarted on the same ports, after a pause that grows with each death. To the router, killing
+An engine that dies is restarted on the same ports, after a pause that grows while it dies soon. To the router, killing
 an engine of the embedded fleet looks like a pod that crashes and restarts.
 """
 
@@ -26,6 +26,7 @@ START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 2.0
 FIRST_PAUSE_S = 0.25
 LONGEST_PAUSE_S = 8.0
+STABLE_S = 30.0  # an engine that ran this long did not end because of its start
 
 
 class EngineNotStarted(WarmrouteError):
@@ -109,9 +110,12 @@ class EmbeddedFleet:
 
 async def _keep_running(engine: _Engine) -> None:
     """Restart the engine whenever it ends, until cancelled."""
-    pause_s = FIRST_PAUSE_S
+    now_s, pause_s = asyncio.get_running_loop().time, FIRST_PAUSE_S
     while True:
+        began_s = now_s()
         status = await engine.wait()
+        if now_s() - began_s > STABLE_S:
+            pause_s = FIRST_PAUSE_S
         log.warning("engine %s: ended with status %s; restarting in %.2f s", engine.options.name, status, pause_s)
         await asyncio.sleep(pause_s)
         try:

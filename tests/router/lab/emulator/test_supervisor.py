@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from router.lab.emulator import supervisor
 from router.lab.emulator.options import EngineOptions
 from router.lab.emulator.supervisor import EmbeddedFleet, EngineNotStarted
 from tests.fakes.engines import engine_process, eventually
@@ -46,6 +47,19 @@ async def test_a_killed_engine_comes_back_where_it_was(caplog: pytest.LogCapture
         assert (member().url, member().bootstrap_url) == (before.url, before.bootstrap_url)
         assert (await http.get(f"{before.url}/kv_event_sources")).json() == sources
     assert "engine victim: ended with status -9" in caplog.text
+
+
+@pytest.mark.parametrize(("stable_s", "pauses"), [(0.0, ["0.25", "0.25"]), (60.0, ["0.25", "0.50"])])
+async def test_the_pause_before_a_restart_grows_only_while_an_engine_dies_soon(
+    stable_s: float, pauses: list[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "STABLE_S", stable_s)
+    async with engine_process(name="victim") as member:
+        for _ in range(2):
+            pid = member().pid
+            os.kill(pid, signal.SIGKILL)
+            await eventually(lambda pid=pid: member().pid != pid, 15)
+    assert [message.split()[-2] for message in caplog.messages if "restarting in" in message] == pauses
 
 
 async def test_one_that_cannot_start_fails_the_fleet_and_leaves_nobody(capfd: pytest.CaptureFixture[str]) -> None:
