@@ -1,8 +1,8 @@
 """The embedded fleet: emulated engines as child processes, started together, restarted, and ended with their
 parent.
 
-An engine that dies is restarted on the same ports, after a pause that grows while it dies soon. To the router, killing
-an engine of the embedded fleet looks like a pod that crashes and restarts.
+An engine that dies is restarted on the same ports, after a pause that grows each time it soon dies again. To the
+router, killing an engine of the embedded fleet looks like a pod that crashes and restarts.
 """
 
 from __future__ import annotations
