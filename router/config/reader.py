@@ -373,7 +373,8 @@ def _name_arms(document: YamlDocument, experiment: ExperimentConfig, active: str
     try:
         return experiment.with_arms(active)
     except ValueError as error:
-        raise document.to_error([YamlProblem((*path, "shadows"), str(error))]) from None
+        place = (*path, "shadows", experiment.shadows.index(active))
+        raise document.to_error([YamlProblem(place, str(error))]) from None
 
 
 def _validate_policy(document: YamlDocument) -> PolicyConfig:

@@ -263,7 +263,7 @@ class _Builder:
         key = self._scalar(event, path) if is_scalar else self._build(event, (*path, ""))
         if isinstance(key, str):
             return key
-        shown = quote_name(event.value) if is_scalar else "that is a list or mapping"
+        shown = quote_name(event.value) if is_scalar else "that is a list or has keys of its own"
         self._add_problem(path, f"the key {shown} is not text: write it in quotes", event)
         return None
 

@@ -38,7 +38,7 @@ def parse_list(option: str, text: str) -> list[str]:
     """Return the parts between commas in order, without duplicates. Raises ConfigError if there are none."""
     found = [part.strip() for part in text.split(",") if part.strip()]
     if not found:
-        raise ConfigError(f"{option}: no value found, expected one or several with commas between them")
+        raise ConfigError(f"{option}: found no value, wanted one or several with commas between them")
     return list(dict.fromkeys(found))
 
 
@@ -46,7 +46,7 @@ def parse_whole(option: str, text: str, least: int = 1) -> int:
     """Return a whole number, at least `least`. Raises ConfigError."""
     value = parse_number(option, text)
     if value != int(value) or value < least:
-        raise ConfigError(f"{option}: found {text!r}, expected a whole number from {least} on")
+        raise ConfigError(f"{option}: found {text!r}, wanted a whole number from {least} on")
     return int(value)
 
 
@@ -57,7 +57,7 @@ def parse_number(option: str, text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value < float("inf"):
-        raise ConfigError(f"{option}: found {text!r}, expected a number above 0")
+        raise ConfigError(f"{option}: found {text!r}, wanted a number above 0")
     return value
 
 
@@ -78,7 +78,7 @@ def parse_lags(text: str) -> EventLags:
         found = EventLags(-1.0)
     if not colon or not 0 <= found.events_s < float("inf") or not 0 < found.metrics_s < float("inf"):
         raise ConfigError(
-            f"--lags: found {text!r}, expected two numbers in milliseconds: from a cached block to the router's index, "
+            f"--lags: found {text!r}, wanted two numbers in milliseconds: from a cached block to the router's index, "
             "and between two polls of an instance, as 50:250"
         )
     return found
@@ -95,7 +95,7 @@ def parse_exchange(text: str) -> ReplicaLink | None:
         found = ReplicaLink(-1.0)
     if not 0 <= found.delay_s < float("inf") or not 0 <= found.lost < 1:
         raise ConfigError(
-            f"--exchange: found {text!r}, expected off, or the milliseconds that a message takes from one router to "
+            f"--exchange: found {text!r}, wanted off, or the milliseconds that a message takes from one router to "
             "another, with the percentage that is lost if any, as 1 or 20:5"
         )
     return found

@@ -72,7 +72,7 @@ def test_a_key_given_twice(tmp_path: Path) -> None:
 
 def test_a_key_that_is_not_text(tmp_path: Path) -> None:
     assert refusal(tmp_path, "a:\n  7: x\n") == "2: a: the key 7 is not text: write it in quotes"
-    assert "that is a list or mapping is not text" in refusal(tmp_path, "? [a]\n: 1\n")
+    assert "that is a list or has keys of its own is not text" in refusal(tmp_path, "? [a]\n: 1\n")
 
 
 def test_an_empty_file(tmp_path: Path) -> None:

@@ -184,7 +184,7 @@ def test_what_it_can_is_not() -> None:
 
 def test_lists_have_commas_and_each_value_once() -> None:
     assert options.parse_list("--instances", "8, 4,8,") == ["8", "4"]
-    with pytest.raises(ConfigError, match="--instances: no value found"):
+    with pytest.raises(ConfigError, match="--instances: found no value"):
         options.parse_list("--instances", " , ")
 
 
