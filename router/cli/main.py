@@ -30,7 +30,7 @@ from router.cli.serve import command as serve_command
 from router.cli.simulate.options import simulate as simulate_command
 from router.cli.terminal.failures import err, run
 from router.cli.terminal.logs import log_to_stderr
-from router.cli.terminal.options import CaOption
+from router.cli.terminal.options import CaOption, read_path, written_path
 from router.cli.workload.command import workload as workload_commands
 from router.errors import ConfigError, WarmrouteError
 
@@ -87,7 +87,8 @@ def load(
         str | None, typer.Option(help="codex, claude, scaling, groups or tools; default: a small codex")
     ] = None,
     workload: Annotated[
-        Path | None, typer.Option(help="instead of a preset: a trace or a decision log", exists=True, readable=True)
+        Path | None,
+        typer.Option(help="instead of a preset: a trace or a decision log", callback=read_path("file or folder")),
     ] = None,
     model: Annotated[
         str | None, typer.Option(help="model to request; default: the first one that the endpoint lists")
@@ -108,9 +109,11 @@ def load(
     processes: Annotated[int, typer.Option(min=1, help="client processes at most")] = 2,
     ids: Annotated[bool, typer.Option("--ids", help="prompts as token ids, of exact length, instead of text")] = False,
     json: Annotated[
-        Path | None, typer.Option(help="write figures and requests to this JSON file", dir_okay=False)
+        Path | None, typer.Option(help="write figures and requests to this JSON file", callback=written_path("file"))
     ] = None,
-    chart: Annotated[Path | None, typer.Option(help="draw a chart to this PNG or SVG file", dir_okay=False)] = None,
+    chart: Annotated[
+        Path | None, typer.Option(help="draw a chart to this PNG or SVG file", callback=written_path("file"))
+    ] = None,
 ) -> None:
     """Send a workload to an endpoint as real requests, in a closed or an open loop, and report latencies and
     hits.
@@ -165,7 +168,9 @@ def engine(
 
 @app.command()
 def replay(
-    logs: Annotated[list[Path], typer.Argument(help="files or folders of a decision log", exists=True, readable=True)],
+    logs: Annotated[
+        list[Path], typer.Argument(help="files or folders of a decision log", callback=read_path("file or folder"))
+    ],
     policy: Annotated[
         list[str] | None,
         typer.Option("--policy", "-p", help="policy to compare with the logged choices: a name or a file"),
@@ -174,12 +179,15 @@ def replay(
         Path | None,
         typer.Option(
             help="folder in which policy names are looked up; default: the working directory, then the shipped ones",
-            exists=True,
-            file_okay=False,
+            callback=read_path("folder"),
         ),
     ] = None,
-    json: Annotated[Path | None, typer.Option(help="write all figures to this JSON file", dir_okay=False)] = None,
-    chart: Annotated[Path | None, typer.Option(help="draw a chart to this PNG or SVG file", dir_okay=False)] = None,
+    json: Annotated[
+        Path | None, typer.Option(help="write all figures to this JSON file", callback=written_path("file"))
+    ] = None,
+    chart: Annotated[
+        Path | None, typer.Option(help="draw a chart to this PNG or SVG file", callback=written_path("file"))
+    ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="maximum number of records")] = None,
     record: Annotated[
         str | None,
@@ -204,7 +212,7 @@ def replay(
 
 
 @app.command()
-def check(file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, readable=True)]) -> None:
+def check(file: Annotated[Path, typer.Argument(callback=read_path("file"))]) -> None:
     """Check a configuration, policy, experiment, profile, trouble or game day; print it with all defaults."""
     from router.config.reader import dump_yaml, load_policies, read_any
     from router.config.schema import Config, PolicyConfig

@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from router.config.yaml_source import YamlPath, YamlProblem
-from router.errors import list_names, quote_name
+from router.errors import HIDDEN, list_names, quote_name
 
 SECRET_KEYS = {"hash", "token_hash", "url", "jwks_url", "endpoint", "replay_endpoint"}
 SECRET_KEYS |= {"api_key_env", "key_secret_env", "secret_env", "token_env"}
@@ -194,7 +194,7 @@ def _describe_value(value: Any, name: str) -> str:
         return "a list" if value else "an empty list"
     if isinstance(value, int | float):
         return f"the number {value}"
-    return "other text" if _may_be_secret(value, name) else f'the text "{quote_name(value)}"'
+    return HIDDEN if _may_be_secret(value, name) else f'the text "{quote_name(value)}"'
 
 
 def _may_be_secret(value: str, name: str) -> bool:

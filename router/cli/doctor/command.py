@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from router.cli.terminal.options import CaOption
+from router.cli.terminal.options import CaOption, read_path
 from router.cli.terminal.variables import read_variable
 from router.errors import ConfigError
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # imported where it is needed: commands start faster
 
 ConfigArgument = Annotated[
     Path | None,
-    typer.Argument(metavar="[CONFIG]", help="main configuration file", exists=True, dir_okay=False, readable=True),
+    typer.Argument(metavar="[CONFIG]", help="main configuration file", callback=read_path("file")),
 ]
 UrlOption = Annotated[
     list[str] | None, typer.Option("--url", metavar="URL", help="admin listener of a running router; repeatable")

@@ -170,9 +170,7 @@ ZmqEndpoint = Annotated[
 
 HostPort = Annotated[str, Shape(r"^[^\s/]+:[1-9]\d{0,4}$", "HOST:PORT, such as 10.0.0.1:9004")]
 
-VariableName = Annotated[
-    str, Shape(r"^[A-Za-z_][A-Za-z0-9_]*$", "the name of an environment variable, not the secret itself")
-]
+VariableName = Annotated[str, Shape(r"^[A-Za-z_][A-Za-z0-9_]*$", "the name of an environment variable")]
 
 SHA256 = Shape("^[0-9a-fA-F]{64}$", "64 hexadecimal digits")
 

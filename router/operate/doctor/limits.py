@@ -119,8 +119,8 @@ def check_load_balancer(subject: Subject) -> Iterator[FleetFinding]:
         more = f"; let it open {concurrent:,} connections" if concurrent > ENVOY_CONNECTIONS else ""
         yield FleetFinding(
             "warning",
-            f"{len(sessions)} sessions come from one address, {sender}: it is a load balancer",
-            "all clients share the limits of one, and one of them can use them up for all",
+            f"{len(sessions)} sessions come from one address, {sender}: it may be a load balancer",
+            "if it is one, all clients share the limits of one, and one of them can use them up for all",
             f'trusted_proxies: ["{sender}"]  # or its network{more} (Envoy: {ENVOY_CONNECTIONS} by default)',
             (router.url,),
             subject.place("listen", "trusted_proxies"),

@@ -487,7 +487,8 @@ def test_client_keys(folder: Path) -> None:
 def test_client_keys_that_are_not_hashes_are_not_repeated(folder: Path) -> None:
     put(folder, "sk-plain-key me\n" + "a" * 64 + "\n", "keys")
     said = refusal(folder, MINIMAL + "clients: {keys_file: keys}\n")
-    wanted = "found another text, wanted the sha256 of a key and the name of its client (`printf %s KEY | sha256sum`)"
+    wanted = "found text of another form (not shown: it may be a secret), wanted the sha256 of a key "
+    wanted += "and the name of its client (`printf %s KEY | sha256sum`)"
     assert said == [f"{folder}/keys:1: {wanted}", f"{folder}/keys:2: {wanted}"]
 
 
