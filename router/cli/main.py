@@ -30,7 +30,7 @@ from router.cli.serve import command as serve_command
 from router.cli.simulate.options import simulate as simulate_command
 from router.cli.terminal.failures import err, run
 from router.cli.terminal.logs import log_to_stderr
-from router.cli.terminal.options import CaOption, read_path, written_path
+from router.cli.terminal.options import CaOption, read_path, web_url, written_path
 from router.cli.workload.command import workload as workload_commands
 from router.errors import ConfigError, WarmrouteError
 
@@ -82,7 +82,9 @@ def about(
 
 @app.command()
 def load(
-    url: Annotated[str, typer.Option(help="base URL of a router or an engine")] = "http://127.0.0.1:8000",
+    url: Annotated[
+        str, typer.Option(help="base URL of a router or an engine", callback=web_url("--url"))
+    ] = "http://127.0.0.1:8000",
     preset: Annotated[
         str | None, typer.Option(help="codex, claude, scaling, groups or tools; default: a small codex")
     ] = None,
@@ -123,7 +125,8 @@ def load(
     from router.lab.workloads.presets import PRESETS, AgentsWorkload
     from router.lab.workloads.source import load_workload
 
-    _check_exclusive((agents, rate), (preset, workload))
+    _check_exclusive("--agents (closed loop) and --rate (open loop)", agents, rate)
+    _check_exclusive("--preset and --workload", preset, workload)
     source = str(workload or preset or "codex")
     factors: dict[str, Any] = {"tokens": scale, "turns": turns, "think": think, "sessions": sessions}
     sizes = {name: value for name, value in factors.items() if value is not None}
@@ -229,13 +232,10 @@ def check(file: Annotated[Path, typer.Argument(callback=read_path("file"))]) -> 
         sys.stdout.write(dump_yaml(checked))
 
 
-def _check_exclusive(*pairs: tuple[object, object]) -> None:
-    """Raises ConfigError if both options of a pair are given."""
-    if any(one and other for one, other in pairs):
-        raise ConfigError(
-            "load: found options that exclude each other, wanted one of --agents (closed loop) and --rate (open loop), "
-            "and one of --preset and --workload"
-        )
+def _check_exclusive(names: str, one: object, other: object) -> None:
+    """Raises ConfigError if both options are given."""
+    if one and other:
+        raise ConfigError(f"load: {names} exclude each other: give one of them")
 
 
 def _run_engine(settings: dict[str, Any], options: str) -> None:
@@ -253,7 +253,7 @@ def _run_engine(settings: dict[str, Any], options: str) -> None:
     try:
         given = msgspec.json.decode(options, type=dict)
     except msgspec.DecodeError as error:
-        raise ConfigError(f'--options: found {error}, wanted a JSON object like {{"block_tokens": 16}}') from error
+        raise ConfigError(f'--options: not JSON: {error}; wanted an object such as {{"block_tokens": 16}}') from error
     for name in given.keys() - {*EngineOptions.__struct_fields__}:
         raise ConfigError(f"--options: {describe_unknown('option', name, EngineOptions.__struct_fields__)}")
     try:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from router.cli.terminal.options import written_path
+from router.cli.terminal.options import web_url, written_path
 from router.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -35,7 +35,11 @@ SCRIPT = "full"
 def gameday(
     script: Annotated[str, typer.Argument(help="a game day: full, short, another name, or a file (.yaml)")] = SCRIPT,
     url: Annotated[
-        str | None, typer.Option(help="a running router: only the faults that clients can cause are played against it")
+        str | None,
+        typer.Option(
+            help="a running router: only the faults that clients can cause are played against it",
+            callback=web_url("--url"),
+        ),
     ] = None,
     model: Annotated[
         str | None, typer.Option(help="with --url: model to request; default: the first one listed")

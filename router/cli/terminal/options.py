@@ -1,4 +1,4 @@
-"""Options that several commands have, and the check of paths that options and arguments name.
+"""Options that several commands have, and the checks of paths and URLs that are typed.
 
 Typer checks paths as well, in a style of its own that names no next step.
 """
@@ -16,6 +16,7 @@ import typer
 from router.errors import ConfigError
 
 P = TypeVar("P", Path | None, list[Path])
+U = TypeVar("U", str | None, list[str])
 
 PathKind = Literal["file", "folder", "file or folder"]
 
@@ -41,6 +42,20 @@ def written_path(kind: PathKind) -> Callable[[Path | None], Path | None]:
     def check(value: Path | None) -> Path | None:
         for path in _list_paths(value):
             _require_kind(path, _find_kind(path) or kind, kind)
+        return value
+
+    return check
+
+
+def web_url(option: str) -> Callable[[U], U]:
+    """Return a callback for the URLs of an option. It raises ConfigError unless they are of HTTP."""
+
+    def check(value: U) -> U:
+        from router.config.sections.base import WEB, find_scheme_fault
+
+        for url in [] if value is None else [value] if isinstance(value, str) else value:
+            if (fault := find_scheme_fault(url, WEB)) is not None:
+                raise ConfigError(f"{option}: {fault}")
         return value
 
     return check

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
-from math import inf
+from math import inf, nan
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,21 +44,26 @@ def parse_list(option: str, text: str) -> list[str]:
 
 def parse_whole(option: str, text: str, least: int = 1) -> int:
     """Return a whole number, at least `least`. Raises ConfigError."""
-    value = parse_number(option, text)
-    if value != int(value) or value < least:
+    value = _read_number(text)
+    if not (least <= value < inf and value == int(value)):
         raise ConfigError(f"{option}: found {text!r}, wanted a whole number from {least} on")
     return int(value)
 
 
 def parse_number(option: str, text: str) -> float:
     """Return a number above 0, such as `2e6` or `150_000`. Raises ConfigError."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
+    value = _read_number(text)
+    if not 0 < value < inf:
         raise ConfigError(f"{option}: found {text!r}, wanted a number above 0")
     return value
+
+
+def _read_number(text: str) -> float:
+    """Return the number; NaN, which is in no range, for other text."""
+    try:
+        return float(text)
+    except ValueError:
+        return nan
 
 
 def parse_memory(option: str, text: str) -> MemoryOption | None:
