@@ -38,6 +38,7 @@ MAX_NAME_CHARS = 256
 MAX_NAMES = 50  # in a list of names
 MAX_COMPLAINTS = 20  # complaints about a file
 MAX_LINE_CHARS = 1_000
+HIDDEN = "text of another form (not shown: it may be a secret)"  # of what messages must not repeat
 OWN_PACKAGES = ("router", "scorers")
 
 

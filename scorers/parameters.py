@@ -37,7 +37,7 @@ class Parameter(NamedTuple):
 
     @property
     def type_name(self) -> str:
-        """The type as users write it: `float`, `int or null`, `'a' or 'b'`."""
+        """The type in words: `a number`, `a whole number or null`, `'a' or 'b'`."""
         return _type_name(self.type)
 
 
@@ -88,6 +88,9 @@ def suggest(name: str, known: Iterable[str]) -> str:
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
+NAMES: dict[Any, str] = {float: "a number", int: "a whole number", bool: "true or false", str: "text", NoneType: "null"}
+
+
 def _default(field: Field[Any]) -> object:
     if field.default is not MISSING:
         return field.default
@@ -121,6 +124,6 @@ def _type_name(expected: Any) -> str:
         return " or ".join(_type_name(one) for one in get_args(expected))
     if get_origin(expected) is Literal:
         return " or ".join(repr(one) for one in get_args(expected))
-    if expected is NoneType:
-        return "null"
+    if expected in NAMES:
+        return NAMES[expected]
     return expected.__name__ if isinstance(expected, type) else str(expected)

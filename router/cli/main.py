@@ -30,7 +30,7 @@ from router.cli.serve import command as serve_command
 from router.cli.simulate.options import simulate as simulate_command
 from router.cli.terminal.failures import err, run
 from router.cli.terminal.logs import log_to_stderr
-from router.cli.terminal.options import CaOption
+from router.cli.terminal.options import CaOption, read_path, web_url, written_path
 from router.cli.workload.command import workload as workload_commands
 from router.errors import ConfigError, WarmrouteError
 
@@ -82,12 +82,15 @@ def about(
 
 @app.command()
 def load(
-    url: Annotated[str, typer.Option(help="base URL of a router or an engine")] = "http://127.0.0.1:8000",
+    url: Annotated[
+        str, typer.Option(help="base URL of a router or an engine", callback=web_url("--url"))
+    ] = "http://127.0.0.1:8000",
     preset: Annotated[
         str | None, typer.Option(help="codex, claude, scaling, groups or tools; default: a small codex")
     ] = None,
     workload: Annotated[
-        Path | None, typer.Option(help="instead of a preset: a trace or a decision log", exists=True, readable=True)
+        Path | None,
+        typer.Option(help="instead of a preset: a trace or a decision log", callback=read_path("file or folder")),
     ] = None,
     model: Annotated[
         str | None, typer.Option(help="model to request; default: the first one that the endpoint lists")
@@ -108,9 +111,11 @@ def load(
     processes: Annotated[int, typer.Option(min=1, help="client processes at most")] = 2,
     ids: Annotated[bool, typer.Option("--ids", help="prompts as token ids, of exact length, instead of text")] = False,
     json: Annotated[
-        Path | None, typer.Option(help="write figures and requests to this JSON file", dir_okay=False)
+        Path | None, typer.Option(help="write figures and requests to this JSON file", callback=written_path("file"))
     ] = None,
-    chart: Annotated[Path | None, typer.Option(help="draw a chart to this PNG or SVG file", dir_okay=False)] = None,
+    chart: Annotated[
+        Path | None, typer.Option(help="draw a chart to this PNG or SVG file", callback=written_path("file"))
+    ] = None,
 ) -> None:
     """Send a workload to an endpoint as real requests, in a closed or an open loop, and report latencies and
     hits.
@@ -120,7 +125,8 @@ def load(
     from router.lab.workloads.presets import PRESETS, AgentsWorkload
     from router.lab.workloads.source import load_workload
 
-    _check_exclusive((agents, rate), (preset, workload))
+    _check_exclusive("--agents (closed loop) and --rate (open loop)", agents, rate)
+    _check_exclusive("--preset and --workload", preset, workload)
     source = str(workload or preset or "codex")
     factors: dict[str, Any] = {"tokens": scale, "turns": turns, "think": think, "sessions": sessions}
     sizes = {name: value for name, value in factors.items() if value is not None}
@@ -165,7 +171,9 @@ def engine(
 
 @app.command()
 def replay(
-    logs: Annotated[list[Path], typer.Argument(help="files or folders of a decision log", exists=True, readable=True)],
+    logs: Annotated[
+        list[Path], typer.Argument(help="files or folders of a decision log", callback=read_path("file or folder"))
+    ],
     policy: Annotated[
         list[str] | None,
         typer.Option("--policy", "-p", help="policy to compare with the logged choices: a name or a file"),
@@ -174,12 +182,15 @@ def replay(
         Path | None,
         typer.Option(
             help="folder in which policy names are looked up; default: the working directory, then the shipped ones",
-            exists=True,
-            file_okay=False,
+            callback=read_path("folder"),
         ),
     ] = None,
-    json: Annotated[Path | None, typer.Option(help="write all figures to this JSON file", dir_okay=False)] = None,
-    chart: Annotated[Path | None, typer.Option(help="draw a chart to this PNG or SVG file", dir_okay=False)] = None,
+    json: Annotated[
+        Path | None, typer.Option(help="write all figures to this JSON file", callback=written_path("file"))
+    ] = None,
+    chart: Annotated[
+        Path | None, typer.Option(help="draw a chart to this PNG or SVG file", callback=written_path("file"))
+    ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="maximum number of records")] = None,
     record: Annotated[
         str | None,
@@ -204,7 +215,7 @@ def replay(
 
 
 @app.command()
-def check(file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, readable=True)]) -> None:
+def check(file: Annotated[Path, typer.Argument(callback=read_path("file"))]) -> None:
     """Check a configuration, policy, experiment, profile, trouble or game day; print it with all defaults."""
     from router.config.reader import dump_yaml, load_policies, read_any
     from router.config.schema import Config, PolicyConfig
@@ -221,13 +232,10 @@ def check(file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, read
         sys.stdout.write(dump_yaml(checked))
 
 
-def _check_exclusive(*pairs: tuple[object, object]) -> None:
-    """Raises ConfigError if both options of a pair are given."""
-    if any(one and other for one, other in pairs):
-        raise ConfigError(
-            "load: found options that exclude each other, wanted one of --agents (closed loop) and --rate (open loop), "
-            "and one of --preset and --workload"
-        )
+def _check_exclusive(names: str, one: object, other: object) -> None:
+    """Raises ConfigError if both options are given."""
+    if one and other:
+        raise ConfigError(f"load: {names} exclude each other: give one of them")
 
 
 def _run_engine(settings: dict[str, Any], options: str) -> None:
@@ -245,7 +253,7 @@ def _run_engine(settings: dict[str, Any], options: str) -> None:
     try:
         given = msgspec.json.decode(options, type=dict)
     except msgspec.DecodeError as error:
-        raise ConfigError(f'--options: found {error}, wanted a JSON object like {{"block_tokens": 16}}') from error
+        raise ConfigError(f'--options: not JSON: {error}; wanted an object such as {{"block_tokens": 16}}') from error
     for name in given.keys() - {*EngineOptions.__struct_fields__}:
         raise ConfigError(f"--options: {describe_unknown('option', name, EngineOptions.__struct_fields__)}")
     try:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from router.config.pem_files import PemFault, load_pair, load_trust
 from router.config.schema import Config, EventSource, InstanceConfig
-from router.config.sections.base import WILDCARDS, split_base_url, url_host
+from router.config.sections.base import WILDCARDS, find_choice_fault, find_repeated, split_base_url, url_host
 from router.config.sections.discovery import KubernetesConfig
 from router.config.sections.listeners import TlsConfig
 from router.config.sections.replicas import ReplicasConfig
@@ -65,9 +65,10 @@ def check_instances(instances: Sequence[InstanceConfig], path: YamlPath = ()) ->
             yield YamlProblem((*path, i), f'found two instances called "{instance.id}": give each its own `name`')
         yield from _check_transfer((*path, i, "transfer"), instance)
         if isinstance(instance.kv_events, list):
-            ranks = Counter(source.rank for source in instance.kv_events)
-            for rank in (rank for rank, count in ranks.items() if count > 1):
-                yield YamlProblem((*path, i, "kv_events"), f"found rank {rank} twice, wanted each rank once")
+            ranks = [source.rank for source in instance.kv_events]
+            for j in find_repeated(ranks):
+                place = (*path, i, "kv_events", j, "rank")
+                yield YamlProblem(place, f"found rank {ranks[j]} again, wanted each rank once")
             for j, source in enumerate(instance.kv_events):
                 yield from _check_endpoints((*path, i, "kv_events", j), source, instance)
 
@@ -128,17 +129,18 @@ def _check_wake(config: Config) -> Iterator[YamlProblem]:
         elif model.deployment is None and config.keda is None:
             yield YamlProblem(
                 ("wake", "models", name),
-                "found neither, wanted one of webhook and deployment; or `keda`: KEDA starts it",
+                "the model has neither `webhook` nor `deployment`: give one of them, "
+                "or the section `keda`: KEDA starts it",
             )
 
 
 def _check_kubernetes(config: KubernetesConfig) -> Iterator[YamlProblem]:
     path = "fleet", "kubernetes"
-    if (config.selector is None) == (config.inference_pool is None):
-        found = "neither" if config.selector is None else "both"
-        yield YamlProblem(path, f"found {found}, wanted one of selector and inference_pool")
-    if len(set(config.ports)) < len(config.ports):
-        yield YamlProblem((*path, "ports"), "found a port twice: remove one")
+    given = {"selector": config.selector is not None, "inference_pool": config.inference_pool is not None}
+    if (fault := find_choice_fault("the section", given)) is not None:
+        yield YamlProblem(path, fault)
+    for i in find_repeated(config.ports):
+        yield YamlProblem((*path, "ports", i), f"found {config.ports[i]} again: remove one")
     if config.api is not None:
         yield from _check_file((*path, "api", "token_file"), config.api.token_file)
         yield from _check_ca((*path, "api", "ca_file"), config.api.ca_file)
@@ -149,9 +151,9 @@ def _check_kubernetes(config: KubernetesConfig) -> Iterator[YamlProblem]:
 def _check_replicas(config: ReplicasConfig | None) -> Iterator[YamlProblem]:
     if config is None:
         return
-    if (found := (bool(config.peers), config.dns is not None, config.selector is not None).count(True)) != 1:
-        text = f"found {found or 'none'}, wanted one of peers, dns and selector"
-        yield YamlProblem(("replicas",), text)
+    given = {"peers": bool(config.peers), "dns": config.dns is not None, "selector": config.selector is not None}
+    if (fault := find_choice_fault("the section", given)) is not None:
+        yield YamlProblem(("replicas",), fault)
     path = "replicas", "secret_env"
     yield from _check_variable(path, config.secret_env)
     if 0 < len(os.environ.get(config.secret_env, "")) < SHORTEST_SECRET:

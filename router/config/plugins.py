@@ -7,13 +7,12 @@ policies from the same plug-ins. Only the plug-in contract is known here.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple, TypeVar
 
 from router.config.schema import FALLBACK_POLICY, Config, PolicyConfig, SchedulingProfileConfig
 from router.config.sections.admission import AdmissionConfig
-from router.config.sections.base import PluginConfig
+from router.config.sections.base import PluginConfig, find_repeated
 from router.config.sections.experiment import ExperimentConfig
 from router.config.yaml_source import YamlPath, YamlProblem
 from scorers.admission.contract import AdmissionRule
@@ -51,6 +50,9 @@ def build_plugins(
     scorers = [(s.name, s.weight, build(Scorer, ("scorers", i), s)) for i, s in enumerate(spec.scorers)]
     picker = build(Picker, ("picker",), spec.picker)
     weighted = [(name, weight, scorer) for name, weight, scorer in scorers if scorer is not None]
+    for i in find_repeated(names := [scorer.name for scorer in spec.scorers]):
+        text = f"scorer {names[i]} is listed already, as scorers[{names.index(names[i])}]: remove one of the two"
+        problems.append(YamlProblem((*path, "scorers", i), text))
     problems += [YamlProblem((*path, "scorers"), misfit) for misfit in _find_misfits(weighted)]
     return ProfilePlugins(
         [(name, built) for name, built in filters if built is not None],
@@ -122,8 +124,7 @@ def _find_key(refusal: PluginError, config: PluginConfig) -> YamlPath:
 
 def _find_misfits(scorers: list[tuple[str, float, Scorer]]) -> list[str]:
     """Return why these scorers cannot be added up in one policy."""
-    times = Counter(name for name, _, _ in scorers)
-    problems = [f"scorer {n} is listed {times[n]} times; list it once" for n in sorted(times) if times[n] > 1]
+    problems: list[str] = []
     if scorers and not any(weight > 0 for _, weight, _ in scorers):
         problems.append("at least one scorer needs a weight above 0")
     units_by_name = {name: scorer.unit for name, _, scorer in scorers}

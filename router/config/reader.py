@@ -38,7 +38,7 @@ from router.config.sections.gameday import GamedayFile
 from router.config.sections.simulation import ProfileFile, TroubleFile
 from router.config.validation_errors import describe_unknown, translate_errors
 from router.config.yaml_source import POLICY, YamlDocument, YamlPath, YamlProblem, load, parse, read_bytes
-from router.errors import MAX_COMPLAINTS, ConfigError
+from router.errors import HIDDEN, MAX_COMPLAINTS, ConfigError
 from scorers.registry import PluginError, Registry, load_registry
 
 T = TypeVar("T")
@@ -46,7 +46,7 @@ T = TypeVar("T")
 FOLLOWED = frozenset({("fleet", "file"), ("clients", "keys_file")})  # keys of files that are read again by themselves
 MAX_KEYS_BYTES = 64 * 1024 * 1024  # of `clients.keys_file`: some 700,000 keys
 KEY_LINE = "the sha256 of a key and the name of its client (`printf %s KEY | sha256sum`)"
-NO_KEY = f"found another text, wanted {KEY_LINE}"
+NO_KEY = f"found {HIDDEN}, wanted {KEY_LINE}"
 CLIENT_KEY = re.compile(r"([0-9a-fA-F]{64})\s+(\S.*)")
 
 
@@ -373,7 +373,8 @@ def _name_arms(document: YamlDocument, experiment: ExperimentConfig, active: str
     try:
         return experiment.with_arms(active)
     except ValueError as error:
-        raise document.to_error([YamlProblem((*path, "shadows"), str(error))]) from None
+        place = (*path, "shadows", experiment.shadows.index(active))
+        raise document.to_error([YamlProblem(place, str(error))]) from None
 
 
 def _validate_policy(document: YamlDocument) -> PolicyConfig:

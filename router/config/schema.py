@@ -23,6 +23,7 @@ from router.config.sections.base import (
     Section,
     Shape,
     VariableName,
+    ZmqEndpoint,
     split_base_url,
     url_host,
 )
@@ -54,7 +55,6 @@ MAX_POLICIES = 256
 """Limit of policies: each is built, described and compared with the others on every change."""
 
 
-ZmqEndpoint = Annotated[str, Shape(r"^(tcp://[^\s/]+:[0-9]{1,5}|ipc://\S+)$", "tcp://HOST:PORT or ipc://PATH")]
 INSTANCE_NAME = Shape(
     r"^[A-Za-z0-9][A-Za-z0-9._:-]*$", "letters, digits, dots, colons, dashes and underscores, a letter or digit first"
 )

@@ -16,18 +16,20 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from router.config.yaml_source import YamlPath, YamlProblem
-from router.errors import list_names, quote_name
+from router.errors import HIDDEN, list_names, quote_name
 
 SECRET_KEYS = {"hash", "token_hash", "url", "jwks_url", "endpoint", "replay_endpoint"}
 SECRET_KEYS |= {"api_key_env", "key_secret_env", "secret_env", "token_env"}
 
 EXPECTATIONS: dict[str, Callable[[dict[str, Any]], str]] = {
-    "model_type": lambda limits: "a mapping",
-    "dict_type": lambda limits: "a mapping",
-    "list_type": lambda limits: "a list",
+    "model_type": lambda limits: "keys with values",
+    "dict_type": lambda limits: "keys with values",
+    "list_type": lambda limits: "a list, with a dash before each entry",
     "bool_type": lambda limits: "true or false",
+    "bool_parsing": lambda limits: "true or false",
     "ip_any_network": lambda limits: "a network such as 10.0.0.0/8",
     "int_type": lambda limits: "a whole number",
+    "int_parsing": lambda limits: "a whole number",
     "int_from_float": lambda limits: "a whole number",
     "float_type": lambda limits: "a number",
     "finite_number": lambda limits: "a finite number",
@@ -39,10 +41,14 @@ EXPECTATIONS: dict[str, Callable[[dict[str, Any]], str]] = {
     "less_than_equal": lambda limits: f"at most {limits['le']:g}",
     "string_too_short": lambda limits: f"at least {limits['min_length']} characters",
     "string_too_long": lambda limits: f"at most {limits['max_length']} characters",
-    "too_short": lambda limits: f"at least {limits['min_length']} of them",
-    "too_long": lambda limits: f"at most {limits['max_length']} of them",
+    "too_short": lambda limits: f"at least {limits['min_length']}",
+    "too_long": lambda limits: f"at most {limits['max_length']}",
+    "json_invalid": lambda limits: f"JSON ({limits['error']})",
 }
-"""The expected kind of value, by pydantic's error type."""
+"""The wanted kind of value, by pydantic's error type."""
+
+SECTIONS = {"model_type", "dict_type"}
+USUAL_KEYS = {"listen", "fleet"}  # of a main file, as examples
 
 RENAMED_KEYS = {"door": "admission", "ledger": "decision_log", "hand_ids": "token_id_passthrough"}
 """Present names of keys, by the name in earlier versions."""
@@ -65,6 +71,12 @@ def describe_unknown(what: str, name: str, known: Collection[str]) -> str:
     return f'unknown {what} "{name}": {hint}'
 
 
+def describe_wanted(finding: ErrorDetails) -> str:
+    """Return what is wanted where pydantic found something else: `a whole number`, `at most 1000`."""
+    kind, limits = finding["type"], finding.get("ctx", {})
+    return EXPECTATIONS[kind](limits) if kind in EXPECTATIONS else finding["msg"].removeprefix("Input should be ")
+
+
 def _to_problem(data: Any, kind: Any, finding: ErrorDetails) -> YamlProblem:
     path = _resolve_path(data, finding["loc"])
     fields = _fields_at(kind, path)
@@ -80,25 +92,49 @@ def _to_problem(data: Any, kind: Any, finding: ErrorDetails) -> YamlProblem:
         return YamlProblem(path, f"missing{meaning}")
     if finding["type"] == "value_error":
         return _locate(data, path, str(limits["error"]))
-    wanted = EXPECTATIONS[finding["type"]](limits) if finding["type"] in EXPECTATIONS else finding["msg"]
-    if required := [key for key, inner in _fields_at(kind, (*path, "")).items() if inner.is_required()]:
-        wanted += f" with {' and '.join(required)}" if wanted == "a mapping" else ""
-    if finding["input"] is None and field is not None and not field.is_required():
-        meaning += "; without the key, its default counts"
-    return YamlProblem(path, f"found {_describe_value(finding['input'], name)}, wanted {wanted}{meaning}")
+    wanted = describe_wanted(finding)
+    if finding["type"] in SECTIONS and (inside := _fields_at(kind, (*path, ""))):
+        wanted = _describe_keys(inside, finding["input"], name)
+    is_needed = field is not None and field.is_required()
+    if finding["input"] is None and path and finding["type"] in SECTIONS | {"list_type"}:
+        change = f"write {wanted}, indented below it{'' if is_needed else ', or remove the line'}"
+        return YamlProblem(path, f"nothing stands below it: {change}")
+    if finding["input"] is None and field is not None and not is_needed:
+        meaning += "; give one, or remove the line: then its default counts"
+    if finding["type"] in SECTIONS and isinstance(finding["input"], list):
+        wanted += ", without dashes or brackets"
+    found = _describe_value(finding["input"], name)
+    if finding["type"] in ("too_short", "too_long"):
+        found = f"{len(finding['input'])} entries"
+    return YamlProblem(path, f"found {found}, wanted {wanted}{meaning}")
+
+
+def _describe_keys(fields: dict[str, FieldInfo], found: Any, name: str) -> str:
+    """Return which keys are wanted in place of `found`, the value of key `name`: it may be that of the only one that is
+    needed.
+    """
+    needed = [key for key, field in fields.items() if field.is_required()]
+    if len(needed) == 1 and isinstance(found, str) and not _may_be_secret(found, name):
+        return f"keys such as `{needed[0]}: {quote_name(found)}`"
+    usual = sorted(fields, key=lambda key: key not in USUAL_KEYS)[:2]
+    return f"keys such as {' and '.join(f'`{key}:`' for key in needed or usual)}"
 
 
 def _locate(data: Any, path: YamlPath, text: str) -> YamlProblem:
-    """Return the problem of the section at `path`, at the key that `text` begins with, if it has that key."""
+    """Return the problem of the section at `path`, at the key or entry of a list (`shadows.1`) that `text` begins
+    with, if it has that key.
+    """
     inner = data
     for step in path:
         inner = {} if isinstance(inner, dict) and step not in inner else inner[step]
     keys, _, problem = text.partition(": ")
-    steps = keys.split(".")
-    for step in steps:
-        if not isinstance(inner, dict) or step not in inner:
+    steps: YamlPath = ()
+    for key in keys.split("."):
+        step = int(key) if isinstance(inner, list) and key.isdecimal() else key
+        if step not in (range(len(inner)) if isinstance(inner, list) else inner if isinstance(inner, dict) else ()):
             return YamlProblem(path, text)
         inner = inner[step]
+        steps = (*steps, step)
     return YamlProblem((*path, *steps), problem)
 
 
@@ -153,10 +189,13 @@ def _describe_value(value: Any, name: str) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, dict):
-        return "a mapping"
+        return "keys with values"
     if isinstance(value, list):
         return "a list" if value else "an empty list"
     if isinstance(value, int | float):
         return f"the number {value}"
-    may_be_secret = name in SECRET_KEYS or ("://" in value and "@" in value)
-    return "other text" if may_be_secret else f'the text "{quote_name(value)}"'
+    return HIDDEN if _may_be_secret(value, name) else f'the text "{quote_name(value)}"'
+
+
+def _may_be_secret(value: str, name: str) -> bool:
+    return name in SECRET_KEYS or ("://" in value and "@" in value)

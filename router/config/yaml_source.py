@@ -136,6 +136,10 @@ def read_bytes(file: Path, max_bytes: int = FILE.max_bytes) -> bytes:
             if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
                 raise ConfigError(f"{file}: cannot be read: is not a regular file")
             content = opened.read(max_bytes + 1)
+    except (FileNotFoundError, NotADirectoryError):
+        raise ConfigError(f"{file}: no such file; create it, or correct the path") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{file}: found a folder, wanted a file") from None
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {(error.strerror or str(error)).lower()}") from None
     if len(content) > max_bytes:
@@ -263,7 +267,7 @@ class _Builder:
         key = self._scalar(event, path) if is_scalar else self._build(event, (*path, ""))
         if isinstance(key, str):
             return key
-        shown = quote_name(event.value) if is_scalar else "that is a list or mapping"
+        shown = quote_name(event.value) if is_scalar else "that is a list or has keys of its own"
         self._add_problem(path, f"the key {shown} is not text: write it in quotes", event)
         return None
 

@@ -15,8 +15,10 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException
 
+from router.config.validation_errors import describe_wanted
 from router.errors import InternalError, RequestRefused, quote_name
 
 ANTHROPIC_PATHS = "/v1/messages"
@@ -72,9 +74,7 @@ def install_error_handlers(app: FastAPI) -> None:
 
     async def on_validation_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        first = error.errors()[0]
-        name = quote_name(str(first["loc"][-1]))
-        return _response(InvalidRequest(f"{name}: {first['msg']}", param=name, code="invalid_value"))
+        return _response(_describe_invalid(error.errors()[0]))
 
     async def on_http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -92,6 +92,22 @@ def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(Exception, on_crash)
     app.add_exception_handler(RequestValidationError, on_validation_error)
     app.add_exception_handler(HTTPException, on_http_error)
+
+
+def _describe_invalid(finding: ErrorDetails) -> InvalidRequest:
+    """Return the refusal of a parameter or field, by what pydantic found there."""
+    name = quote_name(str(finding["loc"][-1]))
+    if finding["type"] == "missing":
+        text = "missing"
+    elif finding["type"] == "extra_forbidden":
+        text = "unknown field"
+    elif finding["type"] == "value_error":
+        text = str(finding["ctx"]["error"])
+    else:
+        found = finding["input"]
+        shown = f'"{quote_name(found)}"' if isinstance(found, str) else quote_name(msgspec.json.encode(found).decode())
+        text = f"found {shown}, wanted {describe_wanted(finding)}"
+    return InvalidRequest(f"{name}: {text}", param=name, code="invalid_value")
 
 
 def _openai(refused: RequestRefused) -> dict[str, Any]:

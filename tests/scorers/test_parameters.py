@@ -26,11 +26,11 @@ class Example:
 def test_what_a_policy_file_may_set() -> None:
     known = parameters(Example)
     assert {name: (p.type_name, p.default) for name, p in known.items()} == {
-        "share": ("float", REQUIRED),
-        "count": ("int", 3),
-        "quick": ("bool", True),
+        "share": ("a number", REQUIRED),
+        "count": ("a whole number", 3),
+        "quick": ("true or false", True),
         "mode": ("'soft' or 'hard'", "soft"),
-        "limit": ("int or null", None),
+        "limit": ("a whole number or null", None),
     }
 
 
@@ -46,16 +46,16 @@ def test_good_values_pass_and_whole_numbers_become_floats() -> None:
         ({"shrae": 1.0}, "unknown parameter 'shrae' (did you mean 'share'?); it has share, count, quick, mode, limit"),
         ({"zzz": 1.0}, "unknown parameter 'zzz'; it has share, count, quick, mode, limit"),
         ({"share": 1.0, "seen": {}}, "unknown parameter 'seen'; it has share, count, quick, mode, limit"),
-        ({}, "parameter 'share': missing, wanted float"),
-        ({"share": "much"}, "parameter 'share': found 'much', wanted float"),
-        ({"share": True}, "parameter 'share': found True, wanted float"),
-        ({"share": float("nan")}, "parameter 'share': found nan, wanted float"),
-        ({"share": float("inf")}, "parameter 'share': found inf, wanted float"),
-        ({"share": 1, "count": 1.5}, "parameter 'count': found 1.5, wanted int"),
-        ({"share": 1, "count": True}, "parameter 'count': found True, wanted int"),
-        ({"share": 1, "quick": 1}, "parameter 'quick': found 1, wanted bool"),
+        ({}, "parameter 'share': missing, wanted a number"),
+        ({"share": "much"}, "parameter 'share': found 'much', wanted a number"),
+        ({"share": True}, "parameter 'share': found True, wanted a number"),
+        ({"share": float("nan")}, "parameter 'share': found nan, wanted a number"),
+        ({"share": float("inf")}, "parameter 'share': found inf, wanted a number"),
+        ({"share": 1, "count": 1.5}, "parameter 'count': found 1.5, wanted a whole number"),
+        ({"share": 1, "count": True}, "parameter 'count': found True, wanted a whole number"),
+        ({"share": 1, "quick": 1}, "parameter 'quick': found 1, wanted true or false"),
         ({"share": 1, "mode": "medium"}, "parameter 'mode': found 'medium', wanted 'soft' or 'hard'"),
-        ({"share": 1, "limit": "no"}, "parameter 'limit': found 'no', wanted int or null"),
+        ({"share": 1, "limit": "no"}, "parameter 'limit': found 'no', wanted a whole number or null"),
     ],
 )
 def test_everything_else_is_refused_by_name(params: dict[str, object], complaint: str) -> None:

@@ -106,7 +106,7 @@ def test_unknown_names_get_the_nearest_or_all(name: str, complaint: str) -> None
             {"gpuu": 1},
             "scorer prefix_overlap: unknown parameter 'gpuu' (did you mean 'gpu'?); it has gpu, cpu",
         ),
-        ({"gpu": "x"}, "scorer prefix_overlap: parameter 'gpu': found 'x', wanted float"),
+        ({"gpu": "x"}, "scorer prefix_overlap: parameter 'gpu': found 'x', wanted a number"),
         ({"gpu": 2}, "scorer prefix_overlap: gpu: found 2.0, wanted a share from 0 to 1"),
     ],
 )

@@ -15,10 +15,15 @@ import httpx
 from router.backends.failure import describe_failure
 from router.cli.terminal.variables import read_variable
 from router.config.pem_files import trust_of
+from router.config.sections.base import WEB, find_scheme_fault
 from router.errors import ConfigError, WarmrouteError
 
 DEFAULT = "http://127.0.0.1:8001"
 TIMEOUT_S = 60.0  # a plan over 10,000 records of a large and busy fleet takes seconds
+FEATURES = {"GET /admin/usage": "it counts usage where `clients` identifies tenants (keys_file, jwt or tenant_header)"}
+"""Why a router may not have an endpoint."""
+UNKNOWN_ENDPOINT = "unknown_endpoint"  # the code of the admin API
+NO_PATH = (None, "unknown_path", 404)  # of other listeners of a router, and of engines
 INPUT_ERRORS = frozenset({404, 413, 422})
 
 
@@ -38,7 +43,8 @@ class AdminClient:
         except ValueError:
             valid = False
         if not valid:
-            raise ConfigError(f"--admin: found {url}, wanted a URL like {DEFAULT}")
+            fault = find_scheme_fault(url, WEB) or f"found {url}, wanted a URL like {DEFAULT}"
+            raise ConfigError(f"--admin: {fault}")
         if (token := read_variable("--token-env", token_env)) is not None:
             self._headers["authorization"] = f"Bearer {token}"
 
@@ -63,7 +69,7 @@ class AdminClient:
         except ValueError:
             body = None
         if not isinstance(body, dict):
-            raise WarmrouteError(f"{self._url} does not answer like an admin API of warmroute: check --admin")
+            raise self._wrong_listener()
         return body
 
     def _call(self, method: str, path: tuple[str, ...], **call: Any) -> httpx.Response:
@@ -81,11 +87,21 @@ class AdminClient:
             raise WarmrouteError(f"{self._url}: {describe_failure(failure)}; check --admin") from failure
         if response.is_success:
             return response
-        kind = ConfigError if response.status_code in INPUT_ERRORS else WarmrouteError
-        raise kind(self._refusal(response))
+        raise self._refusal(response, f"{method} /admin/{path[0]}")
 
-    def _refusal(self, response: httpx.Response) -> str:
+    def _refusal(self, response: httpx.Response, endpoint: str) -> WarmrouteError:
         error = self._json(response).get("error")
-        message = error.get("message") if isinstance(error, dict) else None
-        text = str(message) if message else f"{self._url}: status {response.status_code}"
-        return text + " (see --token-env)" if response.status_code == 401 else text
+        known = error if isinstance(error, dict) else {}
+        if known.get("code") == UNKNOWN_ENDPOINT:
+            reason = FEATURES.get(endpoint, "it is of another version than this command")
+            return ConfigError(f"the router at {self._url} has no {endpoint}: {reason}")
+        if response.status_code == 404 and known.get("code") in NO_PATH:
+            return self._wrong_listener()
+        text = str(known.get("message") or f"{self._url}: status {response.status_code}")
+        if response.status_code == 401:
+            text += " (see --token-env)"
+        return ConfigError(text) if response.status_code in INPUT_ERRORS else WarmrouteError(text)
+
+    def _wrong_listener(self) -> ConfigError:
+        found = f"what answers at {self._url} is not the admin API of a router"
+        return ConfigError(f"--admin: {found}, wanted its `admin.host` and `admin.port`, by default {DEFAULT}")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console, RenderableType
 
+from router.cli.terminal.options import written_path
 from router.clock import SystemClock
 from router.errors import ConfigError, WarmrouteError
 
@@ -29,7 +30,8 @@ TokenOption = Annotated[
 ]
 DryOption = Annotated[bool, typer.Option("--dry-run", help="print what would change, and change nothing")]
 ChartOption = Annotated[
-    Path | None, typer.Option("--chart", help="draw estimates and intervals to this PNG or SVG", dir_okay=False)
+    Path | None,
+    typer.Option("--chart", help="draw estimates and intervals to this PNG or SVG", callback=written_path("file")),
 ]
 WatchOption = Annotated[bool, typer.Option("--watch", "-w", help="refresh every 2 s, until Ctrl-C")]
 

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from router.cli.terminal.options import written_path
 from router.cli.workload import command as workloads
 
 
@@ -27,7 +28,9 @@ def advise(
     sessions: workloads.SessionsOption = None,
     scale: workloads.ScaleOption = 1.0,
     at_once: workloads.AtOnceOption = 64,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="folder for JSON and chart", file_okay=False)] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="folder for JSON and chart", callback=written_path("folder"))
+    ] = None,
     chart: Annotated[bool, typer.Option(help="draw a chart into --out; needs matplotlib")] = True,
 ) -> None:
     """Estimate what more KV memory would bring: hits and prefill time by pool size and number of instances.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from router.cli.terminal.options import CaOption
+from router.cli.terminal.options import CaOption, read_path, web_url
 from router.cli.terminal.variables import read_variable
 from router.errors import ConfigError
 
@@ -22,10 +22,13 @@ if TYPE_CHECKING:  # imported where it is needed: commands start faster
 
 ConfigArgument = Annotated[
     Path | None,
-    typer.Argument(metavar="[CONFIG]", help="main configuration file", exists=True, dir_okay=False, readable=True),
+    typer.Argument(metavar="[CONFIG]", help="main configuration file", callback=read_path("file")),
 ]
 UrlOption = Annotated[
-    list[str] | None, typer.Option("--url", metavar="URL", help="admin listener of a running router; repeatable")
+    list[str] | None,
+    typer.Option(
+        "--url", metavar="URL", help="admin listener of a running router; repeatable", callback=web_url("--url")
+    ),
 ]
 
 
@@ -90,6 +93,6 @@ def _read_options(
     if config is None and not urls:
         raise ConfigError("doctor: give a configuration, --url of a running router, or both")
     if fix and config is None:
-        raise ConfigError("--fix: give a configuration, of which the changes are printed")
+        raise ConfigError("--fix: there is no configuration to change: warmroute doctor FILE --fix")
     token, api_key = read_variable("--token-env", token_env), read_variable("--api-key-env", api_key_env)
     return DoctorOptions(config, tuple(url.rstrip("/") for url in urls), token, api_key, passive)

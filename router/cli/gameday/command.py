@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from router.cli.terminal.options import web_url, written_path
 from router.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -34,7 +35,11 @@ SCRIPT = "full"
 def gameday(
     script: Annotated[str, typer.Argument(help="a game day: full, short, another name, or a file (.yaml)")] = SCRIPT,
     url: Annotated[
-        str | None, typer.Option(help="a running router: only the faults that clients can cause are played against it")
+        str | None,
+        typer.Option(
+            help="a running router: only the faults that clients can cause are played against it",
+            callback=web_url("--url"),
+        ),
     ] = None,
     model: Annotated[
         str | None, typer.Option(help="with --url: model to request; default: the first one listed")
@@ -42,10 +47,15 @@ def gameday(
     api_key: Annotated[str | None, typer.Option(envvar="WARMROUTE_API_KEY", help="with --url: its API key")] = None,
     seed: Annotated[int | None, typer.Option(help="seed instead of the file's")] = None,
     folder: Annotated[
-        Path | None, typer.Option(help="keep the routers' configurations, logs and records here", file_okay=False)
+        Path | None,
+        typer.Option(help="keep the routers' configurations, logs and records here", callback=written_path("folder")),
     ] = None,
-    json: Annotated[Path | None, typer.Option(help="write all figures to this JSON file", dir_okay=False)] = None,
-    chart: Annotated[Path | None, typer.Option(help="draw a chart to this PNG or SVG file", dir_okay=False)] = None,
+    json: Annotated[
+        Path | None, typer.Option(help="write all figures to this JSON file", callback=written_path("file"))
+    ] = None,
+    chart: Annotated[
+        Path | None, typer.Option(help="draw a chart to this PNG or SVG file", callback=written_path("file"))
+    ] = None,
 ) -> None:
     """Kill, freeze, slow and deceive the engines of a simulated fleet under load, and report what the router did.
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from router.cli.terminal.options import written_path
 from router.cli.terminal.variables import read_variable
 from router.errors import ConfigError, WarmrouteError
 
@@ -25,7 +26,8 @@ TokenizerOption = Annotated[
 def init(
     urls: Annotated[list[str], typer.Argument(metavar="URL...", help="engines, like http://10.0.0.1:8100")],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="file to write; default: standard output", dir_okay=False)
+        Path | None,
+        typer.Option("--output", "-o", help="file to write; default: standard output", callback=written_path("file")),
     ] = None,
     policy: Annotated[str, typer.Option(help="policy that decides, see `warmroute policies`")] = "warm",
     port: Annotated[int, typer.Option(min=0, max=65535, help="public port of the router")] = 8000,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -11,9 +11,11 @@ from router.cli.init.survey import describe_engine, recommend
 from router.config.lookup import SHIPPED
 from router.config.reader import parse_config
 from router.config.schema import Config
+from router.config.yaml_source import YamlPath, format_path
 from router.errors import MAX_LINE_CHARS, ConfigError, quote_name
 from router.operate.doctor.survey import EngineSurvey
 
+COMMAND_LINE = "command line"  # instead of a file's name
 HEADER = """\
 # Warmroute configuration, written by `warmroute init`. All keys and defaults: warmroute check FILE
 # Start the router: warmroute serve --config FILE
@@ -32,12 +34,30 @@ def config_of_urls(urls: Sequence[str], tokenizers: Sequence[str]) -> Config:
     """Return the configuration of engines by URL, with every shipped policy. Raises ConfigError for a wrong
     input.
     """
+    folders = parse_tokenizers(tokenizers)
     settings = {
         "fleet": {"instances": [{"url": url.rstrip("/")} for url in urls]},
-        "tokenizers": {model: {"path": path} for model, path in parse_tokenizers(tokenizers).items()},
+        "tokenizers": {model: {"path": path} for model, path in folders.items()},
         "policies_dir": str(SHIPPED / "policies"),
     }
-    return parse_config(json.dumps(settings), "command line", Path.cwd(), has_lines=False)
+    typed: dict[YamlPath, str] = {("fleet", "instances", i, "url"): _name_url(url, i) for i, url in enumerate(urls)}
+    typed |= {("tokenizers", model, "path"): f"--tokenizer {quote_name(model)}" for model in folders}
+    names = {f"{COMMAND_LINE}: {format_path(path)}: ": f"{name}: " for path, name in typed.items()}
+    try:
+        return parse_config(json.dumps(settings), COMMAND_LINE, Path.cwd(), has_lines=False)
+    except ConfigError as error:
+        lines = [_replace_start(line, names) for line in error.complaints]
+        raise ConfigError(*lines, omitted=error.omitted) from error
+
+
+def _name_url(url: str, position: int) -> str:
+    """Return the argument as it was typed, or its number if it may contain a password."""
+    return f"URL {position + 1}" if "@" in url else quote_name(url)
+
+
+def _replace_start(line: str, names: Mapping[str, str]) -> str:
+    """Return the line with the name of its place in `names`, if it begins with one."""
+    return next((name + line.removeprefix(place) for place, name in names.items() if line.startswith(place)), line)
 
 
 def config_text(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from router.cli.admin.commands import HERE, AdminOption, TokenOption
-from router.cli.terminal.options import CaOption
+from router.cli.terminal.options import CaOption, web_url
 from router.cli.terminal.variables import read_variable
 from router.errors import ConfigError, WarmrouteError
 
@@ -56,7 +56,9 @@ def rollout(
     ] = False,
     engine: Annotated[list[str] | None, typer.Option(help="only this engine; repeatable, in this order")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print what would be done, and do nothing")] = False,
-    metrics: Annotated[str, typer.Option(help="URL of the router's metrics page")] = "http://127.0.0.1:8000/metrics",
+    metrics: Annotated[
+        str, typer.Option(help="URL of the router's metrics page", callback=web_url("--metrics"))
+    ] = "http://127.0.0.1:8000/metrics",
     max_failed: Annotated[
         float, typer.Option(min=0, max=1, help="share of requests that may fail, beyond that before")
     ] = 0.001,
@@ -87,7 +89,7 @@ def rollout(
     from router.operate.rollout.rollout import Rollout, RolloutBounds, RolloutTimes
 
     if (command is None) != by_others:
-        raise ConfigError("rollout: either --command '...' or --by-others")
+        raise ConfigError("rollout: give --command '...', which restarts an engine, or --by-others, and not both")
     clock, console = SystemClock(), readable_console()
     trusted = None if ca_file is None else str(ca_file)
     router = AdminRouter(AdminClient(admin, token_env, trusted), metrics, clock, ca_file=trusted)

@@ -16,6 +16,7 @@ import typer
 from router.cli.init.command import TokenizerOption
 from router.cli.terminal.failures import err
 from router.cli.terminal.logs import log_to_stderr
+from router.cli.terminal.options import read_path, written_path
 from router.errors import ConfigError, WarmrouteError
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ Ctrl-C stops everything.
 """
 
 Urls = Annotated[list[str] | None, typer.Argument(metavar="[URL]...", help="engines, like http://10.0.0.1:8100")]
-CONFIG = typer.Option("--config", "-c", help="main configuration file", exists=True, dir_okay=False, readable=True)
+CONFIG = typer.Option("--config", "-c", help="main configuration file", callback=read_path("file"))
 ConfigOption = Annotated[Path | None, CONFIG]
 StackConfig = Annotated[Path, CONFIG]
 PolicyOption = Annotated[
@@ -78,7 +79,8 @@ AS_CONFIGURED = typer.Option(
 AsConfiguredOption = Annotated[bool, AS_CONFIGURED]
 WorkersOption = Annotated[int | None, typer.Option(min=1, help="processes that answer requests, replaces `workers`")]
 LogOption = Annotated[
-    Path | None, typer.Option("--decision-log", help="folder for a log of every decision", file_okay=False)
+    Path | None,
+    typer.Option("--decision-log", help="folder for a log of every decision", callback=written_path("folder")),
 ]
 
 

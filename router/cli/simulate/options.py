@@ -13,6 +13,8 @@ from pathlib import Path
 
 from typer import Option
 
+from router.cli.terminal.options import read_path, written_path
+
 OPEN, CLOSED = "open loop: ", "closed loop: "
 MEMORY = "off or TOKENS_PER_S[:TOKENS] of "
 SERVED = " of a request that is served well"
@@ -22,7 +24,7 @@ def simulate(
     policies: list[str] = Option(
         ["warm", "least_requests", "round_robin"], "--policy", "-p", help="name, file or `all`"
     ),
-    policies_dir: Path | None = Option(None, help="folder in which names are looked up", exists=True, file_okay=False),
+    policies_dir: Path | None = Option(None, help="folder in which names are looked up", callback=read_path("folder")),
     workload: str = Option(
         "codex", "--workload", "-w", help="codex, claude, scaling, groups, tools, or a trace or decision log"
     ),
@@ -58,7 +60,9 @@ def simulate(
     share: float = Option(0.9, min=0, max=1, help="share of requests within both limits that counts as served well"),
     speed: bool = Option(False, "--speed", help="only measure how many decisions a second a policy makes"),
     jobs: int | None = Option(None, "--jobs", "-j", min=1, help="processes  [default: one per core]"),
-    out: Path | None = Option(None, "--out", "-o", help="folder for JSON, charts and HTML page", file_okay=False),
+    out: Path | None = Option(
+        None, "--out", "-o", help="folder for JSON, charts and HTML page", callback=written_path("folder")
+    ),
     json: bool = Option(False, "--json", help="print JSON instead of tables"),
     chart: bool = Option(True, help="draw charts; needs matplotlib"),
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 
-from router.errors import ConfigError
+from router.errors import HIDDEN, ConfigError
 
 VARIABLE = re.compile("[A-Za-z_][A-Za-z0-9_]*")
 
@@ -17,9 +17,7 @@ def read_variable(option: str, name: str | None) -> str | None:
     if name is None:
         return None
     if VARIABLE.fullmatch(name) is None:
-        raise ConfigError(
-            f"{option}: found other text, wanted the name of an environment variable, not the secret itself"
-        )
+        raise ConfigError(f"{option}: found {HIDDEN}, wanted the name of an environment variable")
     if not (value := os.environ.get(name)):
         raise ConfigError(f"{option}: the environment variable {name} is not set: export it before the command")
     return value

@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 
 from router.cli.terminal.console import PrintableConsole
+from router.cli.terminal.options import written_path
 
 if TYPE_CHECKING:
     from router.lab.workloads.model import Workload
@@ -69,7 +70,9 @@ def stats(
 @workload.command()
 def write(
     name: WorkloadArgument,
-    out: Annotated[Path, typer.Option("--out", "-o", help="the file to write: .jsonl or .jsonl.gz", dir_okay=False)],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="the file to write: .jsonl or .jsonl.gz", callback=written_path("file"))
+    ],
     seed: SeedOption = 1,
     rate: RateOption = None,
     requests: RequestsOption = None,

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from router.config.sections.base import (
     KUBERNETES_NAME,
+    WEB,
     PathName,
     Port,
     Positive,
@@ -15,10 +16,11 @@ from router.config.sections.base import (
     Section,
     Shape,
     VariableName,
+    find_choice_fault,
 )
 from router.config.sections.listeners import GrpcTls
 
-WEBHOOK_URL = Shape(r"^https?://[^\s/?#@]+(/[^\s#]*)?$", "a URL without user, such as http://starter:8080/start")
+WEBHOOK_URL = Shape(r"^https?://[^\s/?#@]+(/[^\s#]*)?$", "a URL without user, such as http://starter:8080/start", WEB)
 
 
 class WakeWebhookConfig(Section):
@@ -57,8 +59,9 @@ class WakeModelConfig(Section):
 
     @model_validator(mode="after")
     def _refuse_two_ways(self) -> WakeModelConfig:
-        if self.webhook is not None and self.deployment is not None:
-            raise ValueError("found both, wanted one of webhook and deployment")
+        given = {"webhook": self.webhook is not None, "deployment": self.deployment is not None}
+        if all(given.values()):
+            raise ValueError(find_choice_fault("the model", given))
         return self
 
 

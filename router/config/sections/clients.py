@@ -6,11 +6,12 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from router.config.sections.base import PathName, Positive, Seconds, Section, Shape
+from router.config.sections.base import WEB, PathName, Positive, Seconds, Section, Shape, find_choice_fault
 
 DEFAULT_CLASS = "default"
 MAX_NAME_CHARS = 128
 HEADER_NAME = Shape(r"^[A-Za-z0-9-]+$", "the name of a header, such as X-Tenant")
+JWKS_URL = Shape(r"^https?://[^\s#]+$", "a URL such as https://idp.example.org/keys", WEB)
 
 
 def is_client_name(name: str) -> bool:
@@ -40,7 +41,7 @@ class JwtConfig(Section):
     """value that `aud` must have or contain"""
     jwks_file: PathName | None = None
     """JSON Web Key Set with the provider's public keys, read again when it changes"""
-    jwks_url: Annotated[str, Shape(r"^https?://[^\s#]+$", "a URL such as https://idp.example.org/keys")] | None = None
+    jwks_url: Annotated[str, JWKS_URL] | None = None
     """where the provider publishes that set; give one of both"""
     refresh_s: Seconds = 600.0
     """interval at which `jwks_url` is fetched again, seconds; earlier, at most every 10 s, for a key that is
@@ -55,9 +56,9 @@ class JwtConfig(Section):
 
     @model_validator(mode="after")
     def _require_one_source(self) -> JwtConfig:
-        if (self.jwks_file is None) == (self.jwks_url is None):
-            found = "neither" if self.jwks_file is None else "both"
-            raise ValueError(f"found {found}, wanted one of jwks_file and jwks_url")
+        given = {"jwks_file": self.jwks_file is not None, "jwks_url": self.jwks_url is not None}
+        if (fault := find_choice_fault("the section", given)) is not None:
+            raise ValueError(fault)
         return self
 
 
@@ -150,5 +151,6 @@ class ClientsConfig(Section):
                 raise ValueError(f"tenants.{name}.service_class: {problem}")
         settings = (self.tenants, self.service_classes, self.isolation != "off", self.usage_file)
         if not self.identifies and any(settings):
-            raise ValueError("found nothing by which tenants are identified, wanted keys_file, jwt or tenant_header")
+            identifying = "keys_file, jwt or tenant_header"
+            raise ValueError(f"tenants have settings here, and nothing identifies a tenant: give {identifying}")
         return self

@@ -122,16 +122,16 @@ class ExperimentConfig(Section):
         if self.arms:
             check_sum("arms", self.shares)
         elif not self.shadows:
-            raise ValueError("found neither arms nor shadows, wanted policies to compare")
+            raise ValueError("the experiment has neither arms nor shadows: give the policies to compare")
         return self
 
     @model_validator(mode="after")
     def _check_shadows(self) -> ExperimentConfig:
         for i, name in enumerate(self.shadows):
             if name in self.policies.values():
-                raise ValueError(f"shadows: found {name}, which is an arm already: remove it")
+                raise ValueError(f"shadows.{i}: found {name}, which is an arm already: remove it")
             if name in self.shadows[:i]:
-                raise ValueError(f"shadows: found {name} twice: remove one")
+                raise ValueError(f"shadows.{i}: found {name} again: remove one")
         return self
 
     @model_validator(mode="after")

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from router.config.sections.base import Positive, Seconds, Section
+from router.config.sections.base import Positive, Seconds, Section, find_choice_fault
 from router.config.sections.experiment import (
     MAX_ARMS,
     ArmConfig,
@@ -122,9 +122,9 @@ class AliasConfig(Section):
 
     @model_validator(mode="after")
     def _check_split(self) -> AliasConfig:
-        if (self.to is None) == (not self.split):
-            found = "neither" if self.to is None else "both"
-            raise ValueError(f"found {found}, wanted one of to and split")
+        given = {"to": self.to is not None, "split": bool(self.split)}
+        if (fault := find_choice_fault("the alias", given)) is not None:
+            raise ValueError(fault)
         if self.split:
             check_sum("split", {name: arm.share for name, arm in self.split.items()})
         elif self.experiment != SplitExperimentConfig():
@@ -134,9 +134,9 @@ class AliasConfig(Section):
     @model_validator(mode="after")
     def _check_fallbacks(self) -> AliasConfig:
         before = [] if self.to is None else [self.to]
-        for model in self.fallbacks:
+        for i, model in enumerate(self.fallbacks):
             if model in before:
-                raise ValueError(f"fallbacks: found {model}, which is named before: remove it")
+                raise ValueError(f"fallbacks.{i}: found {model}, which is named before: remove it")
             before.append(model)
         return self
 

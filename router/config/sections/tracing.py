@@ -6,10 +6,10 @@ from typing import Annotated
 
 from pydantic import Field
 
-from router.config.sections.base import PathName, Positive, Seconds, Section, Shape
+from router.config.sections.base import WEB, PathName, Positive, Seconds, Section, Shape
 
 ReceiverUrl = Annotated[
-    str, Shape(r"^https?://[^\s/?#@]+(/[^\s?#]*)?$", "a URL without user and query, such as http://collector:4318")
+    str, Shape(r"^https?://[^\s/?#@]+(/[^\s?#]*)?$", "a URL without user and query, such as http://collector:4318", WEB)
 ]
 
 

@@ -148,7 +148,8 @@ def _explain_wrong_requests(app: FastAPI) -> None:
 
     async def wrong_path(request: Request, error: Exception) -> Response:
         named = f"{request.method} {quote_name(request.url.path)}"
-        refusal = NotFound(f"{named}: not found; endpoints of a feature are there where it is configured")
+        elsewhere = "those of a feature are there where it is configured, those of clients at `listen.port`"
+        refusal = NotFound(f"{named}: no such endpoint of the admin API; {elsewhere}", code="unknown_endpoint")
         return Response(encode_error(refusal).body, 404, media_type=JSON)
 
     async def wrong_method(request: Request, error: Exception) -> Response:

@@ -16,6 +16,7 @@ from fastapi import FastAPI, Path, Query, Request, Response
 from fastapi.responses import HTMLResponse
 from pydantic import BaseModel, Field
 
+from router.config.sections.base import Shape
 from router.config.validation_errors import describe_unknown
 from router.control.api.policies import Responses
 from router.control.api.record_page import PAGE_HEADERS, render_page
@@ -28,11 +29,12 @@ from router.proxy.asgi import read_body
 from router.request.error_body import InvalidRequest
 from router.request.public_paths import CACHE_ROUTED, LOAD_ROUTED
 from router.telemetry.failure import FAILURE_REASONS
-from router.telemetry.record_query import ANY_FAULT, RecordQuery, RequestTime
+from router.telemetry.record_query import ANY_FAULT, FAILED_ATTEMPT, RecordQuery, RequestTime
 
 HTML, JSON = "text/html", "application/json"
 
 TEXT = {"type": "string"}
+STATUS = Shape("^([1-5][0-9][0-9]|[1-5]xx|none)$", "a status such as 503, 5xx or none")
 QUALITY = re.compile(r"0(\.\d{0,3})?|1(\.0{0,3})?")
 EXPLAINED_AT_ONCE = 2  # bodies, each of which takes several times its length while it is read
 REQUEST_BODY = {
@@ -56,7 +58,7 @@ class RecordFilter(BaseModel):
     target: OptionalText = None
     since: OptionalText = None
     until: OptionalText = None
-    status: Annotated[str | None, Field(pattern="^([1-5][0-9][0-9]|[1-5]xx|none)$")] = None
+    status: Annotated[str, STATUS] | None = None
     error: OptionalText = None
     slowest: RequestTime | None = None
 
@@ -119,10 +121,11 @@ def _add_search(app: FastAPI, status: Status, read: Sequence[Any]) -> None:
         """
         since_s, until_s = read_time(wanted.since, "since"), read_time(wanted.until, "until")
         if since_s is not None and until_s is not None and since_s > until_s:
-            raise InvalidRequest("since is later than until", param="since", code="invalid_value")
+            said = f"since: found {wanted.since}, which is later than until, {wanted.until}: exchange the two"
+            raise InvalidRequest(quote_name(said), param="since", code="invalid_value")
         sessions = () if wanted.session is None else (wanted.session,)
         named = wanted.client, wanted.model, wanted.target
-        if wanted.error is not None and wanted.error not in (known := {*FAILURE_REASONS, ANY_FAULT}):
+        if wanted.error is not None and wanted.error not in (known := {*FAILURE_REASONS, ANY_FAULT, FAILED_ATTEMPT}):
             text = describe_unknown("reason", wanted.error, sorted(known))
             raise InvalidRequest(f"error: {text}", param="error", code="invalid_value")
         failed = wanted.status, wanted.error
@@ -144,8 +147,9 @@ def read_time(text: str | None, name: str) -> float | None:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        hint = "seconds since 1970, or a time in ISO 8601 such as 2026-11-23T03:00:00Z"
-        raise InvalidRequest(f"{name}: {quote_name(text)}: not {hint}", param=name, code="invalid_value") from None
+        wanted = "seconds since 1970, or a time in ISO 8601 such as 2026-11-23T03:00:00Z"
+        said = f'{name}: found "{quote_name(text)}", wanted {wanted}'
+        raise InvalidRequest(said, param=name, code="invalid_value") from None
     return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
 
 

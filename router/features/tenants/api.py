@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from fastapi import FastAPI, Query, Response
 from pydantic import BaseModel, BeforeValidator
+from pydantic_core import PydanticCustomError
 
 from router.control.api.records import JSON
 from router.features.tenants.ledger import LimitName
@@ -24,14 +25,19 @@ DAY = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
 COLUMNS = ("day", "tenant", "model", "requests", "input_tokens", "cached_tokens", "output_tokens", "gpu_s", "refused")
 
 
-def _require_iso(text: str) -> str:
-    """Raise ValueError for a number, which pydantic would take for seconds since the epoch."""
-    if DAY.fullmatch(text) is None:
-        raise ValueError("a day is written YYYY-MM-DD")
-    return text
+def _read_day(text: str) -> date:
+    """Return the day. Raises PydanticCustomError, also for a number, which pydantic would take for seconds since the
+    epoch.
+    """
+    try:
+        if DAY.fullmatch(text) is not None:
+            return date.fromisoformat(text)
+    except ValueError:  # such as February 30
+        pass
+    raise PydanticCustomError("day", "a day of the calendar, as YYYY-MM-DD")
 
 
-Day = Annotated[date, BeforeValidator(_require_iso)]
+Day = Annotated[date, BeforeValidator(_read_day)]
 
 
 class UsageShape(BaseModel):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
-from math import inf
+from math import inf, nan
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,27 +38,32 @@ def parse_list(option: str, text: str) -> list[str]:
     """Return the parts between commas in order, without duplicates. Raises ConfigError if there are none."""
     found = [part.strip() for part in text.split(",") if part.strip()]
     if not found:
-        raise ConfigError(f"{option}: no value found, expected one or several with commas between them")
+        raise ConfigError(f"{option}: found no value, wanted one or several with commas between them")
     return list(dict.fromkeys(found))
 
 
 def parse_whole(option: str, text: str, least: int = 1) -> int:
     """Return a whole number, at least `least`. Raises ConfigError."""
-    value = parse_number(option, text)
-    if value != int(value) or value < least:
-        raise ConfigError(f"{option}: found {text!r}, expected a whole number from {least} on")
+    value = _read_number(text)
+    if not (least <= value < inf and value == int(value)):
+        raise ConfigError(f"{option}: found {text!r}, wanted a whole number from {least} on")
     return int(value)
 
 
 def parse_number(option: str, text: str) -> float:
     """Return a number above 0, such as `2e6` or `150_000`. Raises ConfigError."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise ConfigError(f"{option}: found {text!r}, expected a number above 0")
+    value = _read_number(text)
+    if not 0 < value < inf:
+        raise ConfigError(f"{option}: found {text!r}, wanted a number above 0")
     return value
+
+
+def _read_number(text: str) -> float:
+    """Return the number; NaN, which is in no range, for other text."""
+    try:
+        return float(text)
+    except ValueError:
+        return nan
 
 
 def parse_memory(option: str, text: str) -> MemoryOption | None:
@@ -78,7 +83,7 @@ def parse_lags(text: str) -> EventLags:
         found = EventLags(-1.0)
     if not colon or not 0 <= found.events_s < float("inf") or not 0 < found.metrics_s < float("inf"):
         raise ConfigError(
-            f"--lags: found {text!r}, expected two numbers in milliseconds: from a cached block to the router's index, "
+            f"--lags: found {text!r}, wanted two numbers in milliseconds: from a cached block to the router's index, "
             "and between two polls of an instance, as 50:250"
         )
     return found
@@ -95,7 +100,7 @@ def parse_exchange(text: str) -> ReplicaLink | None:
         found = ReplicaLink(-1.0)
     if not 0 <= found.delay_s < float("inf") or not 0 <= found.lost < 1:
         raise ConfigError(
-            f"--exchange: found {text!r}, expected off, or the milliseconds that a message takes from one router to "
+            f"--exchange: found {text!r}, wanted off, or the milliseconds that a message takes from one router to "
             "another, with the percentage that is lost if any, as 1 or 20:5"
         )
     return found

@@ -77,8 +77,10 @@ def read_trace(file: str) -> traces.Trace:
     if path.is_dir():
         return _decision_log(path)
     if not path.is_file():
-        known = describe_unknown("workload", file, PRESETS)
-        raise ConfigError(f"{known}; and there is no such file ({', '.join(SUFFIXES)}, or a decision log's folder)")
+        if path.name.endswith(SUFFIXES):
+            raise ConfigError(f"{file}: no such file; create it, or correct the path")
+        files = f"a file ({', '.join(SUFFIXES)}) or a decision log's folder"
+        raise ConfigError(f"{describe_unknown('workload', file, PRESETS)}; or give {files}")
     if not path.name.endswith(SUFFIXES):
         raise ConfigError(f"{file}: the name must end in {', '.join(SUFFIXES)}")
     name = path.name.removesuffix(".gz").rpartition(".")[0]

@@ -120,11 +120,10 @@ def check_load_balancer(subject: Subject) -> Iterator[FleetFinding]:
         yield FleetFinding(
             "warning",
             f"{len(sessions)} sessions come from one address, {sender}: it may be a load balancer",
-            "all clients share the limits of one, and one of them can use them up for all",
+            "if it is one, all clients share the limits of one, and one of them can use them up for all",
             f'trusted_proxies: ["{sender}"]  # or its network{more} (Envoy: {ENVOY_CONNECTIONS} by default)',
             (router.url,),
             subject.place("listen", "trusted_proxies"),
-            None if subject.config is None else Edit(("listen", "trusted_proxies"), [sender]),
         )
 
 

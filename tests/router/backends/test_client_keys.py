@@ -110,7 +110,7 @@ def test_files_that_cannot_be_used_at_the_start_are_refused(tmp_path: Path) -> N
     (tmp_path / "empty").write_text("# nobody yet\n")
     with pytest.raises(ConfigError, match="found no key, so nobody could send requests"):
         ClientKeys(ClientsConfig(keys_file=str(tmp_path / "empty")), derive_salt_key(1))
-    with pytest.raises(ConfigError, match="cannot be read: no such file"):
+    with pytest.raises(ConfigError, match=": no such file"):
         ClientKeys(ClientsConfig(keys_file=str(tmp_path / "none")), derive_salt_key(1))
 
 

@@ -135,11 +135,11 @@ def test_what_is_said_is_not_taken_for_markup(shell: Shell) -> None:
         (["http://a:1", "-c", CONFIGS / "production.yaml"], "give engine URLs or --config, not both"),
         (
             ["10.0.0.1:8100"],
-            "fleet.instances[0].url: found no scheme, wanted http:// or https:// before the host: http://10.0.0.1:8100",
+            "10.0.0.1:8100: found no scheme, wanted http:// or https:// before the host: http://10.0.0.1:8100",
         ),
         (["http://a:1", "http://a:1/"], 'found the address of instance "a:1" again'),
         (["http://a:1", "--tokenizer", "m"], "--tokenizer: found 'm', wanted MODEL=PATH"),
-        (["http://a:1", "--tokenizer", "m=/no/such"], "tokenizers.m.path: no such folder: /no/such"),
+        (["http://a:1", "--tokenizer", "m=/no/such"], "--tokenizer m: no such folder: /no/such"),
         (["-c", CONFIGS / "production.yaml", "--tokenizer", "m=/x"], "--tokenizer: only beside engine URLs"),
         (["http://a:1", "--policy", "wram"], '--policy: unknown policy "wram": did you mean "warm"?'),
     ],

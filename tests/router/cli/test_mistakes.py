@@ -15,7 +15,11 @@ import yaml
 from cryptography.hazmat.primitives import serialization
 from cryptography.x509 import load_pem_x509_certificate
 
+from router.config.sections.listeners import ListenConfig
 from router.picker.credentials import make_self_signed
+from router.proxy.asgi import AsgiHandler
+from router.proxy.listener import HttpListener, configure_server
+from router.request.ops_api import ops_app
 from tests.router.cli.admin.conftest import served
 from tests.router.cli.conftest import Shell
 
@@ -30,6 +34,13 @@ class Surroundings(NamedTuple):
 
     files: Mapping[str, bytes]
     words: Mapping[str, str]
+
+
+async def start_metrics_listener() -> HttpListener:
+    app = ops_app(lambda: None, None)
+    listener = HttpListener(configure_server(AsgiHandler(app), ListenConfig(host="127.0.0.1", port=0)))
+    await listener.start()
+    return listener
 
 
 @pytest.fixture(scope="module")
@@ -47,13 +58,16 @@ def surroundings() -> Iterator[Surroundings]:
     with socket.create_server(("127.0.0.1", 0)) as taken, socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         for router in served():
+            metrics = router.here(start_metrics_listener)
             words = {
                 "TAKEN": str(taken.getsockname()[1]),
                 "CLOSED": str(closed.getsockname()[1]),
                 "TLS_ADMIN": router.url.replace("http:", "https:"),
+                "METRICS": f"http://127.0.0.1:{metrics.port}",
                 "ADMIN": router.url,
             }
             yield Surroundings(files, words)
+            router.here(metrics.stop, 0.1)
 
 
 class Message(NamedTuple):

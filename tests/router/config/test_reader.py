@@ -121,11 +121,15 @@ def test_paths_come_back_absolute(folder: Path) -> None:
             "(name of the policy that decides; a shipped one (`warmroute policies`) "
             "needs no file)",
         ),
-        ("limits: 5", "1: limits: found the number 5, wanted a mapping"),
-        ("limits:", "1: limits: found nothing, wanted a mapping; without the key, its default counts"),
+        ("limits: 5", "1: limits: found the number 5, wanted keys such as `body_bytes:` and `body_budget_bytes:`"),
+        (
+            "limits:",
+            "1: limits: nothing stands below it: write keys such as `body_bytes:` and `body_budget_bytes:`, "
+            "indented below it, or remove the line",
+        ),
         (
             "limits: {grace_s: {}}",
-            "1: limits.grace_s: found a mapping, wanted a number "
+            "1: limits.grace_s: found keys with values, wanted a number "
             "(time that requests in progress have to finish after SIGTERM, seconds)",
         ),
         (
@@ -135,7 +139,7 @@ def test_paths_come_back_absolute(folder: Path) -> None:
         ),
         (
             "edge: {strip_fields: x}",
-            '1: edge.strip_fields: found the text "x", wanted a list '
+            '1: edge.strip_fields: found the text "x", wanted a list, with a dash before each entry '
             '(top-level JSON fields that are removed from client requests)',
         ),
         ("listen:\n  tls: {cert_file: a.pem}", "2: listen.tls.key_file: missing (PEM private key of the listener)"),
@@ -145,7 +149,7 @@ def test_paths_come_back_absolute(folder: Path) -> None:
         ),
         (
             "policies: {p: {scorers: []}}",
-            "1: policies.p.scorers: found an empty list, wanted at least 1 of them "
+            "1: policies.p.scorers: found 0 entries, wanted at least 1 "
             "(scorers whose weighted costs are added up; the lowest sum is best)",
         ),
         ("policies: {p: {scorer: [{name: a}]}}", '1: policies.p.scorer: unknown key "scorer": did you mean "scorers"?'),
@@ -170,8 +174,8 @@ def test_paths_come_back_absolute(folder: Path) -> None:
             "dashes and underscores, a letter or digit first "
             "(id of the instance in logs, metrics and headers; null: host:port of `url`)",
         ),
-        ("- 1", "1: found a list, wanted a mapping"),
-        ("7", "1: found the number 7, wanted a mapping"),
+        ("- 1", "1: found a list, wanted keys such as `listen:` and `fleet:`, without dashes or brackets"),
+        ("7", "1: found the number 7, wanted keys such as `listen:` and `fleet:`"),
     ],
 )  # fmt: skip
 def test_messages_for_wrong_text(folder: Path, text: str, said: str) -> None:
@@ -188,7 +192,9 @@ def test_messages_for_wrong_text(folder: Path, text: str, said: str) -> None:
         ("a:8000", "found no scheme, wanted http:// or https:// before the host: http://a:8000"),
         ("a", "found no scheme, wanted http:// or https:// before the host: http://a"),
         ("[::1]:8000", "found no scheme, wanted http:// or https:// before the host: http://[::1]:8000"),
-        ("ftp://hush", "found text that does not begin with http:// or https://, wanted a URL such as http://10"),
+        ("ftp://hush", "found the scheme ftp://, wanted http:// or https://"),
+        ("a:8000/v1", "found no scheme, wanted http:// or https:// before the host"),
+        ("http:/hush", "found text that does not begin with http:// or https://, wanted a URL such as http://10"),
         ("http://a hush", "found a space or no host, wanted scheme, host and port alone"),
         ("http://", "found a space or no host, wanted scheme, host and port alone"),
     ],
@@ -261,10 +267,14 @@ def test_the_secret_of_replicas_is_not_short(folder: Path, monkeypatch: pytest.M
     ]
     monkeypatch.setenv("SHARED", "sixteen letters!")
     assert read_config(put(folder, text)).replicas is not None
-    cases = ("none", ""), (2, "peers: ['10.0.0.1:9004'], selector: app=warmroute, "), (2, "dns: a, selector: b, ")
+    cases = [
+        ("neither `peers` nor `dns` nor `selector`: give one of them", ""),
+        ("`peers` and `selector`: keep one of them", "peers: ['10.0.0.1:9004'], selector: app=warmroute, "),
+        ("`dns` and `selector`: keep one of them", "dns: a, selector: b, "),
+    ]
     for found, where in cases:
         text = f"fleet: {{instances: [{{url: http://a}}]}}\nreplicas: {{{where}secret_env: SHARED}}\n" + POLICY
-        assert refusal(folder, text) == [f"2: replicas: found {found}, wanted one of peers, dns and selector"]
+        assert refusal(folder, text) == [f"2: replicas: the section has {found}"]
 
 
 def test_a_variable_that_is_set(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,9 +287,11 @@ def test_a_variable_that_is_set(folder: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_who_starts_an_instance(folder: Path) -> None:
     text = "fleet: {{embedded: {{}}}}\nwake: {{models: {{m: {{{}}}}}}}\n" + POLICY.replace("{", "{{").replace("}", "}}")
     both = "deployment: {name: d}, webhook: {url: http://h}"
-    assert refusal(folder, text.format(both)) == ["2: wake.models.m: found both, wanted one of webhook and deployment"]
-    said = "2: wake.models.m: found neither, wanted one of webhook and deployment; or `keda`: KEDA starts it"
-    assert refusal(folder, text.format("")) == [said]
+    assert refusal(folder, text.format(both)) == [
+        "2: wake.models.m: the model has `webhook` and `deployment`: keep one of them"
+    ]
+    said = "2: wake.models.m: the model has neither `webhook` nor `deployment`: give one of them"
+    assert refusal(folder, text.format("")) == [f"{said}, or the section `keda`: KEDA starts it"]
     assert read_config(put(folder, text.format("") + "keda: {}\n")).keda is not None
 
 
@@ -326,13 +338,15 @@ def test_the_address_that_an_engine_binds_is_none_to_connect_to(folder: Path) ->
     written = [line[line.index("write ") :].partition(", or")[0] for line in said]
     assert written == ["write tcp://10.0.0.1:5557", "write tcp://10.0.0.1:5657", "write tcp://10.0.0.1:5558"]
     said = refusal(folder, "fleet: {instances: [{url: http://a, kv_events: [{endpoint: 'a:5557'}]}]}\n" + POLICY)
-    assert said[0].startswith(f"1: {key}[0].endpoint: found other text, wanted tcp://HOST:PORT")
+    assert said[0].startswith(
+        f"1: {key}[0].endpoint: found no scheme, wanted tcp:// or ipc:// before the host: tcp://a:5557"
+    )
 
 
 def test_one_rank_twice(folder: Path) -> None:
     events = "kv_events: [{endpoint: 'tcp://a:1'}, {endpoint: 'tcp://a:2', rank: 0}]"
     said = refusal(folder, f"fleet: {{instances: [{{url: http://a, {events}}}]}}\n" + POLICY)
-    assert said == ["1: fleet.instances[0].kv_events: found rank 0 twice, wanted each rank once"]
+    assert said == ["1: fleet.instances[0].kv_events[1].rank: found rank 0 again, wanted each rank once"]
 
 
 @pytest.mark.parametrize(
@@ -422,7 +436,7 @@ def test_main_files_and_others_are_told_apart(folder: Path) -> None:
     assert isinstance(read_any(put(folder, MINIMAL)), Config)
     assert isinstance(read_any(put(folder, "scorers: [{name: random}]")), PolicyConfig)
     assert isinstance(read_any(put(folder, "events_lost: 0.1")), TroubleFile)
-    with pytest.raises(ConfigError, match="wanted a mapping"):
+    with pytest.raises(ConfigError, match="wanted keys such as"):
         read_any(put(folder, "[]"))
 
 
@@ -441,8 +455,8 @@ def test_a_list_of_instances(folder: Path) -> None:
     ("text", "said"),
     [
         ("", "1: the file is empty"),
-        ("url: http://a", "1: found a mapping, wanted a list"),
-        ("- url: http://a\n- http://b", '2: [1]: found the text "http://b", wanted a mapping'),
+        ("url: http://a", "1: found keys with values, wanted a list"),
+        ("- url: http://a\n- http://b", '2: [1]: found the text "http://b", wanted keys such as `url: http://b`'),
         ("- url: http://a\n  nme: b", '2: [0].nme: unknown key "nme": did you mean "name"?'),
         ("- {}", "1: [0].url: missing (base URL of the engine, without a path)"),
         ("- {url: http://a, ca_file: ca.pem}", "1: [0].ca_file: no such file: "),
@@ -473,7 +487,8 @@ def test_client_keys(folder: Path) -> None:
 def test_client_keys_that_are_not_hashes_are_not_repeated(folder: Path) -> None:
     put(folder, "sk-plain-key me\n" + "a" * 64 + "\n", "keys")
     said = refusal(folder, MINIMAL + "clients: {keys_file: keys}\n")
-    wanted = "found another text, wanted the sha256 of a key and the name of its client (`printf %s KEY | sha256sum`)"
+    wanted = "found text of another form (not shown: it may be a secret), wanted the sha256 of a key "
+    wanted += "and the name of its client (`printf %s KEY | sha256sum`)"
     assert said == [f"{folder}/keys:1: {wanted}", f"{folder}/keys:2: {wanted}"]
 
 
@@ -583,7 +598,7 @@ def test_policies_and_experiments_from_texts() -> None:
     [
         (
             lambda: parse_policy("scorers: []", "p"),
-            "policy p:1: scorers: found an empty list, wanted at least 1 of them",
+            "policy p:1: scorers: found 0 entries, wanted at least 1",
         ),
         (lambda: parse_policies("a: {scorers: [{nam: x}]}"), "policies:1: a.scorers[0].name: missing"),
         (lambda: parse_policies("{}"), "policies:1: there is none: wanted at least one policy, by its name"),
@@ -618,13 +633,13 @@ def test_as_many_plugins_and_policies_as_anybody_needs() -> None:
 
     assert len(parse_policy(f"scorers: [{listed(1)}]\nfilters: [{listed(64, 'max_waiting')}]", "p").filters) == 64
     for key, other in (("scorers", "filters"), ("filters", "scorers")):
-        with pytest.raises(ConfigError, match=f"^policy p:1: {key}: found a list, wanted at most 64 of them "):
+        with pytest.raises(ConfigError, match=f"^policy p:1: {key}: found 65 entries, wanted at most 64 "):
             parse_policy(f"{key}: [{listed(65)}]\n{other}: [{listed(1)}]", "p")
-    with pytest.raises(ConfigError, match="found a mapping, wanted at most 256 of them"):
+    with pytest.raises(ConfigError, match="found 257 entries, wanted at most 256"):
         parse_policies("\n".join(f"p{n}: {{scorers: [{{name: random}}]}}" for n in range(257)))
-    with pytest.raises(ConfigError, match=r"^experiment:1: arms: found a mapping, wanted at most 32 of them"):
+    with pytest.raises(ConfigError, match=r"^experiment:1: arms: found 33 entries, wanted at most 32"):
         parse_experiment("arms: {" + ", ".join(f"a{n}: 1" for n in range(33)) + "}", [], "a")
-    with pytest.raises(ConfigError, match=r"^experiment:2: shadows: found a list, wanted at most 32 of them"):
+    with pytest.raises(ConfigError, match=r"^experiment:2: shadows: found 33 entries, wanted at most 32"):
         parse_experiment("arms: {a: 100}\nshadows: [" + "b, " * 33 + "]", ["a", "b"], "a")
 
 

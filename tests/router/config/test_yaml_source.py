@@ -72,7 +72,7 @@ def test_a_key_given_twice(tmp_path: Path) -> None:
 
 def test_a_key_that_is_not_text(tmp_path: Path) -> None:
     assert refusal(tmp_path, "a:\n  7: x\n") == "2: a: the key 7 is not text: write it in quotes"
-    assert "that is a list or mapping is not text" in refusal(tmp_path, "? [a]\n: 1\n")
+    assert "that is a list or has keys of its own is not text" in refusal(tmp_path, "? [a]\n: 1\n")
 
 
 def test_an_empty_file(tmp_path: Path) -> None:
@@ -111,9 +111,9 @@ def test_what_an_alias_stands_for_is_counted_and_not_copied(tmp_path: Path) -> N
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"nowhere\.yaml: cannot be read: no such file"):
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml: no such file; create it, or correct the path"):
         load(tmp_path / "nowhere.yaml")
-    with pytest.raises(ConfigError, match="cannot be read: is a directory"):
+    with pytest.raises(ConfigError, match="found a folder, wanted a file"):
         load(tmp_path)
     (tmp_path / "b.yaml").write_bytes(b"a: \xff\n")
     with pytest.raises(ConfigError, match=r"no UTF-8 text \(at byte 3\)"):

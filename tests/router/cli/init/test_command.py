@@ -38,7 +38,7 @@ async def test_without_a_file_it_goes_to_standard_output(shell: Shell, tmp_path:
     ("words", "code", "says"),
     [
         ([NOWHERE], 1, f"init: no engine can be used, nothing is written\n{NOWHERE}: no answer"),
-        (["nowhere"], 2, "fleet.instances[0].url"),
+        (["nowhere"], 2, "nowhere: found no scheme, wanted http:// or https://"),
         ([NOWHERE, "--tokenizer", "m"], 2, "wanted MODEL=PATH"),
         ([], 2, "URL"),
     ],

@@ -28,9 +28,12 @@ def test_a_name_is_enough(tmp_path: Path) -> None:
 
 
 WRONG = [
-    ("kubernetes: {namespace: llm}", "fleet.kubernetes: found neither, wanted one of selector and inference_pool"),
-    ("kubernetes: {selector: a=b, inference_pool: p}", "fleet.kubernetes: found both, wanted one of selector and"),
-    ("kubernetes: {selector: a=b, ports: [8000, 8000]}", "fleet.kubernetes.ports: found a port twice: remove one"),
+    (
+        "kubernetes: {namespace: llm}",
+        "fleet.kubernetes: the section has neither `selector` nor `inference_pool`: give one",
+    ),
+    ("kubernetes: {selector: a=b, inference_pool: p}", "fleet.kubernetes: the section has `selector` and"),
+    ("kubernetes: {selector: a=b, ports: [8000, 8000]}", "fleet.kubernetes.ports[1]: found 8000 again: remove one"),
     ("kubernetes: {selector: a=b, ports: []}", "fleet.kubernetes.ports"),
     ("kubernetes: {selector: a=b, port: [8000]}", 'did you mean "ports"'),
     ("kubernetes: {selector: a=b, namespace: LLM}", "fleet.kubernetes.namespace"),

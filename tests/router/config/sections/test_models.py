@@ -74,8 +74,10 @@ def test_a_split_over_a_model_and_its_revision() -> None:
 
 
 def test_an_alias_is_one_model_or_a_split_whose_shares_add_up() -> None:
-    assert "models.chat: found neither, wanted one of to and split" in refused("{chat: {}}")
-    assert "models.chat: found both, wanted one of to and split" in refused(f"{{chat: {{to: llama, split: {SPLIT}}}}}")
+    assert "models.chat: the alias has neither `to` nor `split`: give one" in refused("{chat: {}}")
+    assert "models.chat: the alias has `to` and `split`: keep one" in refused(
+        f"{{chat: {{to: llama, split: {SPLIT}}}}}"
+    )
     message = refused("{chat: {split: {a: {model: x, share: 50}, b: {model: y, share: 40}}}}")
     assert "models.chat.split: found shares that add up to 90, wanted 100 (percent)" in message
     assert "experiment: found no split to compare" in refused("{chat: {to: llama, experiment: {seed: 1}}}")
@@ -84,5 +86,5 @@ def test_an_alias_is_one_model_or_a_split_whose_shares_add_up() -> None:
 
 def test_a_fallback_is_named_once() -> None:
     assert read("{chat: {to: a, fallbacks: [b, c]}}").models["chat"].models == ("a", "b", "c")
-    assert "models.chat.fallbacks: found b, which is named before" in refused("{chat: {to: a, fallbacks: [b, b]}}")
-    assert "models.chat.fallbacks: found a, which is named before" in refused("{chat: {to: a, fallbacks: [a]}}")
+    assert "models.chat.fallbacks[1]: found b, which is named before" in refused("{chat: {to: a, fallbacks: [b, b]}}")
+    assert "models.chat.fallbacks[0]: found a, which is named before" in refused("{chat: {to: a, fallbacks: [a]}}")

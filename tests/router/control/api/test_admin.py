@@ -190,8 +190,8 @@ def test_records_by_what_is_known_of_them() -> None:
     )
     assert open_door(rooms).get("/admin/records").status_code == 200
     assert rooms.query == RecordQuery()
-    for wrong in ("status=8xx", "status=abc", "slowest=error"):
-        assert open_door(rooms).get(f"/admin/records?{wrong}").status_code == 422
+    assert open_door(rooms).get("/admin/records?error=attempt&target=a/0").status_code == 200
+    assert rooms.query == RecordQuery(error="attempt", target="a/0")
     answer = open_door(rooms).get("/admin/records?error=dedline")
     assert 'unknown reason "dedline": did you mean "deadline"?' in answer.json()["error"]["message"]
 
@@ -216,13 +216,39 @@ def test_what_is_no_time_is_refused_with_its_name(name: str, text: str) -> None:
     answer = open_door().get("/admin/records", params={name: text})
     error = answer.json()["error"]
     assert (answer.status_code, error["param"], error["code"]) == (422, name, "invalid_value")
-    assert error["message"].startswith(f"{name}: {text}: not seconds since 1970, or a time in ISO 8601")
+    assert error["message"].startswith(f'{name}: found "{text}", wanted seconds since 1970, or a time in ISO 8601')
 
 
 def test_an_end_before_the_beginning_is_refused() -> None:
     answer = open_door().get("/admin/records", params={"since": "2", "until": "1"})
-    assert (answer.status_code, answer.json()["error"]["message"]) == (422, "since is later than until")
+    said = "since: found 2, which is later than until, 1: exchange the two"
+    assert (answer.status_code, answer.json()["error"]["message"]) == (422, said)
     assert open_door().get("/admin/records", params={"since": "2", "until": "2"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ("records?limit=many", 'limit: found "many", wanted a whole number'),
+        ("records?limit=0", 'limit: found "0", wanted at least 1'),
+        ("records?limit=1001", 'limit: found "1001", wanted at most 1000'),
+        ("records?slowest=x", "slowest: found \"x\", wanted 'ttft_ms' or 'duration_ms'"),
+        ("records?status=8xx", 'status: found "8xx", wanted a status such as 503, 5xx or none'),
+        ("records?model=" + "m" * 513, f'model: found "{"m" * 256}...", wanted at most 512 characters'),
+        (
+            "records?since=5m",
+            'since: found "5m", wanted seconds since 1970, or a time in ISO 8601 such as 2026-11-23T03:00:00Z',
+        ),
+        ("records/r1?others=all", "others: found \"all\", wanted 'configured' or 'shipped'"),
+        ("live/target", "id: missing"),
+        ("cache/tree?limit=1.5", 'limit: found "1.5", wanted a whole number'),
+        ("audit?limit=", 'limit: found "", wanted a whole number'),
+    ],
+)
+def test_a_wrong_value_of_a_parameter_is_named_with_what_is_wanted(query: str, said: str) -> None:
+    answer = open_door().get(f"/admin/{query}")
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["message"]) == (422, "invalid_value", said)
 
 
 RECORD_PARAMETERS = "client, error, id, limit, model, session, since, slowest, status, target, until"
@@ -354,7 +380,8 @@ def test_an_endpoint_of_a_feature_that_is_not_configured_says_so() -> None:
     answer = open_door().get("/admin/usage")
     assert (answer.status_code, answer.json()["error"]["type"]) == (404, "not_found_error")
     assert answer.json()["error"]["message"] == (
-        "GET /admin/usage: not found; endpoints of a feature are there where it is configured"
+        "GET /admin/usage: no such endpoint of the admin API; those of a feature are there where it is configured, "
+        "those of clients at `listen.port`"
     )
 
 

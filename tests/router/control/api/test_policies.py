@@ -142,18 +142,18 @@ def test_several_at_once_or_none(wheel: Wheel) -> None:
             b'{"policy": "nera"}',
             (404, "unknown_policy", 'unknown policy "nera": did you mean "near"?'),
         ),
-        ("POST", "/admin/activate", b"{}", (422, "invalid_value", "policy: Field required")),
+        ("POST", "/admin/activate", b"{}", (422, "invalid_value", "policy: missing")),
         (
             "POST",
             "/admin/activate",
             b'{"policy": "far", "dry": true}',
-            (422, "invalid_value", "dry: Extra inputs are not permitted"),
+            (422, "invalid_value", "dry: unknown field"),
         ),
         (
             "GET",
             "/admin/audit?limit=0",
             b"",
-            (422, "invalid_value", "limit: Input should be greater than or equal to 1"),
+            (422, "invalid_value", 'limit: found "0", wanted at least 1'),
         ),
     ],
 )

@@ -81,8 +81,16 @@ def test_what_is_used_of_limits(http: TestClient) -> None:
     assert http.get("/admin/tenants", params={"limit": 0}).status_code == 422
 
 
-@pytest.mark.parametrize("params", [{"from": "yesterday"}, {"from": "0"}, {"to": "2026-13-01"}, {"format": "xml"}])
-def test_what_is_no_day_or_format_is_refused(http: TestClient, params: dict[str, str]) -> None:
-    answer = http.get("/admin/usage", params=params)
-    assert answer.status_code == 422
-    assert answer.json()["error"]["param"] in params
+@pytest.mark.parametrize(
+    ("name", "value", "wanted"),
+    [
+        *(("from", value, "a day of the calendar, as YYYY-MM-DD") for value in ("yesterday", "0", "20261201")),
+        ("to", "2026-02-30", "a day of the calendar, as YYYY-MM-DD"),
+        ("format", "xml", "'json' or 'csv'"),
+    ],
+)
+def test_what_is_no_day_or_format_is_refused(http: TestClient, name: str, value: str, wanted: str) -> None:
+    answer = http.get("/admin/usage", params={name: value})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (422, name)
+    assert error["message"] == f'{name}: found "{value}", wanted {wanted}'

@@ -111,7 +111,7 @@ def test_bad_lines_are_refused_or_told(file: Callable[[str, bytes], str]) -> Non
     ("given", "asked", "why"),
     [
         ("codx", {}, 'did you mean "codex"?'),
-        ("nowhere.jsonl", {}, "there is no such file"),
+        ("nowhere.jsonl", {}, "nowhere.jsonl: no such file"),
         ("codex", {"rate": 2.0}, "codex is a closed loop: rate does not apply to it; what does: sessions"),
         ("codex", {"within_s": (0, 1)}, "within_s does not apply"),
         ("tools", {"sessions": 3}, "tools is an open loop: sessions does not apply to it; what does: requests, rate"),
