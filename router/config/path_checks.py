@@ -231,7 +231,9 @@ def find_shared_ports(config: Config) -> Iterator[YamlProblem]:
             if port and port == getattr(other, other_key) and shares_host:  # 0: the system chooses one
                 both = [(name, key), (other_name, other_key)]
                 both.sort(key=lambda path: path[1] not in sections[path[0]].model_fields_set)  # the one of the file
-                text = f"found {port}, which is {'.'.join(both[1])} too, wanted a port of its own"
+                is_default = both[1][1] not in sections[both[1][0]].model_fields_set
+                default = " (its default, not in this file)" if is_default else ""
+                text = f"{port} is {'.'.join(both[1])} too{default}, wanted a port of its own"
                 yield YamlProblem(both[0], text)
 
 
@@ -254,7 +256,7 @@ def _find_file_fault(name: str) -> str | None:
     try:
         mode = os.stat(name).st_mode
     except (FileNotFoundError, NotADirectoryError):
-        return f"no such file: {name}; create it, or correct the path"
+        return f"no such file: {name}; correct the path"
     except OSError as error:
         return f"{name} cannot be read: {(error.strerror or str(error)).lower()}; let the router's user read it"
     if stat.S_ISREG(mode):
@@ -271,15 +273,18 @@ def _check_output(path: YamlPath, name: str | None, *, is_folder: bool = False) 
     above = Path(name) if is_folder else Path(name).parent
     found = next((str(each) for each in (above, *above.parents) if os.path.exists(each)), None)
     if found is not None and not os.path.isdir(found):
-        yield YamlProblem(path, f"found the file {found}, wanted a folder")
+        yield YamlProblem(path, f"cannot write {name}: {found} is a file, not a folder: choose a path in a folder")
 
 
 def _describe_missing_folder(name: str) -> str:
     if os.path.exists(name):
         return f"found the file {name}, wanted a folder"
-    return f"no such folder: {name}; create it, or correct the path"
+    return f"no such folder: {name}; correct the path"
 
 
 def _check_variable(path: YamlPath, name: str | None) -> Iterator[YamlProblem]:
     if name is not None and not os.environ.get(name):
-        yield YamlProblem(path, f"the environment variable {name} is not set: set it for the router's process")
+        yield YamlProblem(
+            path,
+            f"the environment variable {name} is not set here: set it for this command and for the router",
+        )

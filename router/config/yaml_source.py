@@ -44,7 +44,7 @@ POLICY = SizeLimits(128 * 1024, 5_000)
 
 SYNTAX_HINTS = {
     "'\\t'": ": indent with spaces, not with tabs",
-    "<stream end>": ": close the bracket or quotation that is still open",
+    "<stream end>": ": the file ends inside a bracket or quotation that was opened further up: close it",
     "mapping values are not allowed": ": indent keys of one section alike, and quote a text that contains `: `",
 }
 """What to look for, by a part of PyYAML's message."""
@@ -137,7 +137,7 @@ def read_bytes(file: Path, max_bytes: int = FILE.max_bytes) -> bytes:
                 raise ConfigError(f"{file}: cannot be read: is not a regular file")
             content = opened.read(max_bytes + 1)
     except (FileNotFoundError, NotADirectoryError):
-        raise ConfigError(f"{file}: no such file; create it, or correct the path") from None
+        raise ConfigError(f"{file}: no such file; correct the path") from None
     except IsADirectoryError:
         raise ConfigError(f"{file}: found a folder, wanted a file") from None
     except OSError as error:

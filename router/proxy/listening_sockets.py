@@ -155,9 +155,10 @@ def _describe(host: str, port: int) -> str:
 
 def _bind_error(error: OSError, host: str, port: int) -> str:
     if error.errno == errno.EADDRINUSE:
-        return f"port {port} is in use on {host}: stop what listens there (`ss -ltnp` names it), or choose another port"
+        user = f"`sudo ss -ltnp 'sport = :{port}'` names the process, perhaps a running router"
+        return f"port {port} is in use on {host}: choose another port, or stop what uses it ({user})"
     if error.errno == errno.EADDRNOTAVAIL:
-        return f"{host} is no address of this machine: set the host of port {port} to one that is, or to 0.0.0.0"
+        return f"this machine does not have the address {host} (for port {port}): choose one of `ip addr`"
     if error.errno == errno.EACCES:
         return f"port {port} on {host} may not be used by this user: choose one above 1023"
     return f"cannot listen on {host}:{port}: {error.strerror or error}"

@@ -47,9 +47,7 @@ async def test_the_engines_of_a_running_router_can_be_simulated(router: Start, t
 async def test_no_router(tmp_path: Path) -> None:
     code, _, err = await warmroute("profile", "--admin", "http://127.0.0.1:1", "-o", str(tmp_path / "a.yaml"))
     assert code == 1
-    assert (
-        "cannot connect to http://127.0.0.1:1: connection refused; check that a router is running, and --admin" in err
-    )
+    assert "--admin: cannot connect to http://127.0.0.1:1: connection refused" in err
     assert not (tmp_path / "a.yaml").exists()
     code, _, err = await warmroute("profile", "-o", str(tmp_path / "a.txt"))
     assert code == 2

@@ -12,7 +12,7 @@ from urllib.parse import quote, urlsplit
 
 import httpx
 
-from router.backends.failure import describe_failure
+from router.backends.failure import NOT_TLS, describe_failure
 from router.cli.terminal.variables import read_variable
 from router.config.pem_files import trust_of
 from router.config.sections.base import WEB, find_scheme_fault
@@ -80,9 +80,9 @@ class AdminClient:
                 response = client.request(method, url, **call)
         except httpx.ConnectError as refused:
             reason = describe_failure(refused)
-            raise WarmrouteError(
-                f"cannot connect to {self._url}: {reason}; check that a router is running, and --admin"
-            ) from refused
+            plain = self._url.replace("https:", "http:", 1)
+            advice = f"use {plain}" if reason.endswith(NOT_TLS) else "is it the router's admin.host and admin.port?"
+            raise WarmrouteError(f"--admin: cannot connect to {self._url}: {reason}; {advice}") from refused
         except httpx.HTTPError as failure:
             raise WarmrouteError(f"{self._url}: {describe_failure(failure)}; check --admin") from failure
         if response.is_success:

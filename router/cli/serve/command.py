@@ -192,7 +192,8 @@ def _settings_of(urls: list[str], config: Path | None, tokenizers: list[str]) ->
     settings = read_config(config)
     if not settings.fleet.has_sources:
         wanted = "instances, file, dns or kubernetes"
-        raise ConfigError(f"{config}: fleet: found no engines, wanted {wanted}; for simulated engines: warmroute fleet")
+        simulated = f"warmroute fleet --config {config}"
+        raise ConfigError(f"{config}: fleet: found no real engines, wanted {wanted}; for simulated ones: {simulated}")
     return settings
 
 

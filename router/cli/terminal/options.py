@@ -27,7 +27,7 @@ def read_path(kind: PathKind) -> Callable[[P], P]:
     def check(value: P) -> P:
         for path in _list_paths(value):
             if (found := _find_kind(path)) is None:
-                raise ConfigError(f"{path}: no such {kind}; create it, or correct the path")
+                raise ConfigError(f"{path}: no such {kind}; correct the path")
             _require_kind(path, found, kind)
         return value
 

@@ -146,8 +146,8 @@ class ClientsConfig(Section):
         known = {DEFAULT_CLASS, *self.service_classes}
         for name, tenant in self.tenants.items():
             if tenant.service_class not in known:
-                listed = ", ".join(sorted(known))
-                problem = f'found "{tenant.service_class}", wanted one of service_classes: {listed}'
+                listed = " or ".join(sorted(known))
+                problem = f'found "{tenant.service_class}", wanted {listed}, or a class in clients.service_classes'
                 raise ValueError(f"tenants.{name}.service_class: {problem}")
         settings = (self.tenants, self.service_classes, self.isolation != "off", self.usage_file)
         if not self.identifies and any(settings):

@@ -99,7 +99,8 @@ class AdminConfig(Section):
     def _require_tokens_beyond_loopback(self) -> AdminConfig:
         if not self.tokens and not is_loopback(self.host):
             raise ValueError(
-                f"host: found {self.host}, which others reach, and no tokens: list some, or set it to 127.0.0.1"
+                f"host: {self.host} lets other machines use the admin API, and it has no tokens: write 127.0.0.1, or "
+                "add `tokens: [{name: NAME, hash: HASH}]` (HASH: `printf %s TOKEN | sha256sum`)"
             )
         return self
 

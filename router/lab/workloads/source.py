@@ -78,7 +78,7 @@ def read_trace(file: str) -> traces.Trace:
         return _decision_log(path)
     if not path.is_file():
         if path.name.endswith(SUFFIXES):
-            raise ConfigError(f"{file}: no such file; create it, or correct the path")
+            raise ConfigError(f"{file}: no such file; correct the path")
         files = f"a file ({', '.join(SUFFIXES)}) or a decision log's folder"
         raise ConfigError(f"{describe_unknown('workload', file, PRESETS)}; or give {files}")
     if not path.name.endswith(SUFFIXES):

@@ -145,7 +145,8 @@ def test_paths_come_back_absolute(folder: Path) -> None:
         ("listen:\n  tls: {cert_file: a.pem}", "2: listen.tls.key_file: missing (PEM private key of the listener)"),
         (
             "admin:\n  host: 0.0.0.0",
-            "2: admin.host: found 0.0.0.0, which others reach, and no tokens: list some, or set it to 127.0.0.1",
+            "2: admin.host: 0.0.0.0 lets other machines use the admin API, and it has no tokens: write 127.0.0.1, or "
+            "add `tokens: [{name: NAME, hash: HASH}]` (HASH: `printf %s TOKEN | sha256sum`)",
         ),
         (
             "policies: {p: {scorers: []}}",
@@ -244,17 +245,20 @@ tokenizers:
 policies_dir: policies
 index: {key_secret_env: NOT_SET}
 """
-    at, unset = str(folder), "the environment variable NOT_SET is not set: set it for the router's process"
+    at, unset = (
+        str(folder),
+        "the environment variable NOT_SET is not set here: set it for this command and for the router",
+    )
     assert refusal(folder, text) == [
-        f"1: listen.tls.cert_file: no such file: {at}/c.pem; create it, or correct the path",
-        f"1: listen.tls.key_file: no such file: {at}/k.pem; create it, or correct the path",
-        f"2: clients.keys_file: no such file: {at}/keys; create it, or correct the path",
-        f"4: fleet.file: no such file: {at}/fleet.yaml; create it, or correct the path",
+        f"1: listen.tls.cert_file: no such file: {at}/c.pem; correct the path",
+        f"1: listen.tls.key_file: no such file: {at}/k.pem; correct the path",
+        f"2: clients.keys_file: no such file: {at}/keys; correct the path",
+        f"4: fleet.file: no such file: {at}/fleet.yaml; correct the path",
         f"6: fleet.instances[0].api_key_env: {unset}",
-        f"6: fleet.instances[0].ca_file: no such file: {at}/ca.pem; create it, or correct the path",
-        f"8: tokenizers.m.path: no such folder: {at}/model; create it, or correct the path",
-        f"9: tokenizers.n.chat_template: no such file: {at}/chat.jinja; create it, or correct the path",
-        f"10: policies_dir: no such folder: {at}/policies; create it, or correct the path",
+        f"6: fleet.instances[0].ca_file: no such file: {at}/ca.pem; correct the path",
+        f"8: tokenizers.m.path: no such folder: {at}/model; correct the path",
+        f"9: tokenizers.n.chat_template: no such file: {at}/chat.jinja; correct the path",
+        f"10: policies_dir: no such folder: {at}/policies; correct the path",
         f"11: index.key_secret_env: {unset}",
     ]
 

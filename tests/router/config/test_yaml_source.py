@@ -111,7 +111,7 @@ def test_what_an_alias_stands_for_is_counted_and_not_copied(tmp_path: Path) -> N
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"nowhere\.yaml: no such file; create it, or correct the path"):
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml: no such file; correct the path"):
         load(tmp_path / "nowhere.yaml")
     with pytest.raises(ConfigError, match="found a folder, wanted a file"):
         load(tmp_path)

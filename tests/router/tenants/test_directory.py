@@ -127,7 +127,7 @@ def test_groups_share_a_scope() -> None:
 @pytest.mark.parametrize(
     ("clients", "wrong"),
     [
-        ({"tenants": {"a": {"service_class": "gold"}}}, 'found "gold", wanted one of service_classes: default'),
+        ({"tenants": {"a": {"service_class": "gold"}}}, 'found "gold", wanted default, or a class'),
         ({"keys_file": None, "isolation": "tenant"}, "nothing identifies a tenant"),
         ({"jwt": {"issuer": "i", "audience": "a"}}, "neither `jwks_file` nor `jwks_url`"),
         ({"tenant_header": "a b"}, "the name of a header, such as X-Tenant"),

@@ -21,7 +21,7 @@ def test_nobody_listens() -> None:
             AdminClient(url).get("policies")
     assert (
         str(refused.value)
-        == f"cannot connect to {url}: connection refused; check that a router is running, and --admin"
+        == f"--admin: cannot connect to {url}: connection refused; is it the router's admin.host and admin.port?"
     )
 
 
