@@ -121,15 +121,13 @@ def load(
     hits.
     """
     from router.cli.load.command import LoadRequest, run_load
-    from router.config.validation_errors import describe_unknown
     from router.lab.loadgen.processes import limit_requests, pace_sessions
     from router.lab.workloads.presets import PRESETS, AgentsWorkload
     from router.lab.workloads.source import load_workload
 
     _check_exclusive("--agents (closed loop) and --rate (open loop)", agents, rate)
     _check_exclusive("--preset and --workload", preset, workload)
-    if preset is not None and preset not in PRESETS:
-        raise ConfigError(f"--preset: {describe_unknown('preset', preset, PRESETS)} (a file: --workload FILE)")
+    _check_preset(preset)
     source = str(workload or preset or "codex")
     factors: dict[str, Any] = {"tokens": scale, "turns": turns, "think": think, "sessions": sessions}
     sizes = {name: value for name, value in factors.items() if value is not None}
@@ -233,6 +231,15 @@ def check(file: Annotated[Path, typer.Argument(callback=read_path("file"))]) -> 
         if isinstance(checked, PolicyConfig):
             build_policy(file.stem, checked)
         sys.stdout.write(dump_yaml(checked))
+
+
+def _check_preset(preset: str | None) -> None:
+    """Raises ConfigError for a preset that does not exist."""
+    from router.config.validation_errors import describe_unknown
+    from router.lab.workloads.presets import PRESETS
+
+    if preset is not None and preset not in PRESETS:
+        raise ConfigError(f"--preset: {describe_unknown('preset', preset, PRESETS)} (a file: --workload FILE)")
 
 
 def _check_exclusive(names: str, one: object, other: object) -> None:

@@ -226,7 +226,7 @@ def test_a_sum_beyond_all_numbers_is_a_fault() -> None:
         ),
         (
             {"scorers": [{"name": "kv_usage"}, {"name": "kv_usage", "weight": 2}]},
-            ["policies.mine: scorers: scorer kv_usage is listed 2 times; list it once"],
+            ["policies.mine: scorers[1]: scorer kv_usage is listed already, as scorers[0]: remove one of the two"],
         ),
         (
             {"scorers": [{"name": "kv_usage", "weight": 0}]},
