@@ -84,6 +84,7 @@ test-gateway: $(VENV)/.installed-test  ## run the tests that need a real Kuberne
 	$(BIN)/python -m pytest -m "gateway and not long" tests/gateway
 
 test-alerts: $(VENV)/.installed-test  ## raise and resolve every alert on a real Prometheus by the faults of two deployments (6 minutes; not in CI)
+	$(BIN)/python -m tests.gateway.install
 	$(BIN)/python -m pytest -m "gateway and long" tests/gateway
 
 test-doctor: $(VENV)/.installed-test  ## plant every fault that `warmroute doctor` knows in a fleet of emulated engines (a minute)
