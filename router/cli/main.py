@@ -30,7 +30,7 @@ from router.cli.serve import command as serve_command
 from router.cli.simulate.options import simulate as simulate_command
 from router.cli.terminal.failures import err, run
 from router.cli.terminal.logs import log_to_stderr
-from router.cli.terminal.options import CaOption, read_path, web_url, written_path
+from router.cli.terminal.options import CaOption, ChartOption, JsonOption, read_path, web_url, written_path
 from router.cli.workload.command import workload as workload_commands
 from router.errors import ConfigError, WarmrouteError
 
@@ -113,9 +113,7 @@ def load(
     json: Annotated[
         Path | None, typer.Option(help="write figures and requests to this JSON file", callback=written_path("file"))
     ] = None,
-    chart: Annotated[
-        Path | None, typer.Option(help="draw a chart to this PNG or SVG file", callback=written_path("file"))
-    ] = None,
+    chart: ChartOption = None,
 ) -> None:
     """Send a workload to an endpoint as real requests, in a closed or an open loop, and report latencies and
     hits.
@@ -186,12 +184,8 @@ def replay(
             callback=read_path("folder"),
         ),
     ] = None,
-    json: Annotated[
-        Path | None, typer.Option(help="write all figures to this JSON file", callback=written_path("file"))
-    ] = None,
-    chart: Annotated[
-        Path | None, typer.Option(help="draw a chart to this PNG or SVG file", callback=written_path("file"))
-    ] = None,
+    json: JsonOption = None,
+    chart: ChartOption = None,
     limit: Annotated[int | None, typer.Option(min=1, help="maximum number of records")] = None,
     record: Annotated[
         str | None,

@@ -156,7 +156,7 @@ def _gateway(
     options = ["--host", "127.0.0.1", "--port", str(port), "--policy", policy, "--log-level", "error"]
     options += ["--prometheus-port", str(metrics_port)]
     options += ["--worker-urls", *(f"http://127.0.0.1:{backend}" for backend in backends)]
-    with _running(name, [*command, *options], port, "/health", folder) as running:
+    with served(name, [*command, *options], port, folder) as running:
         yield running
 
 
@@ -172,7 +172,7 @@ def nginx(backends: Sequence[int], folder: Path, method: str = "") -> Iterator[R
     servers = " ".join(f"server 127.0.0.1:{backend};" for backend in backends)
     file = folder / "nginx.conf"
     file.write_text(NGINX.format(folder=folder, port=port, upstream=f"{method} {servers} keepalive 64;"))
-    with _running("nginx", [program, "-c", str(file), "-e", "stderr"], port, "/health", folder) as running:
+    with served("nginx", [program, "-c", str(file), "-e", "stderr"], port, folder) as running:
         yield running
 
 

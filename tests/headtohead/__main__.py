@@ -21,7 +21,7 @@ from rich.console import Console
 from tests.headtohead.contenders import CONTENDERS, Contender
 from tests.headtohead.control import Control, examine
 from tests.headtohead.loads import LOADS, LONG_S, SHORT, Load
-from tests.headtohead.match import Match, file_name, play
+from tests.headtohead.match import Match, play
 from tests.headtohead.page import render
 from tests.suites.rows import in_turn
 
@@ -39,7 +39,7 @@ class Examined(NamedTuple):
 
     @property
     def name(self) -> str:
-        return "control-" + "-".join(self.contender.name.replace("`", "").split())
+        return self.contender.file_name("control")
 
 
 class Planned(NamedTuple):
@@ -51,7 +51,7 @@ class Planned(NamedTuple):
 
     @property
     def name(self) -> str:
-        return file_name(self.contender, self.load, self.seed)
+        return self.contender.file_name(self.load.name, self.seed)
 
 
 def make_control(examined: Examined, say: Callable[[str], None]) -> Control:

@@ -25,17 +25,21 @@ class Contender(NamedTuple):
     name: str
     start: Callable[[Sequence[Engine], Path], AbstractContextManager[Running]]
 
-
-def _ports(engines: Sequence[Engine]) -> list[int]:
-    return [engine.port for engine in engines]
-
-
-def _warmroute(engines: Sequence[Engine], folder: Path, **settings: object) -> AbstractContextManager[Running]:
-    return routers.warmroute(_ports(engines), folder, {"tokenizers": {MODEL: {"path": str(DATA)}}} | settings)
+    def file_name(self, *words: object) -> str:
+        """Return the name of a file about this router and `words`."""
+        return "-".join(" ".join(map(str, (self.name, *words))).replace("`", "").replace(",", "").split())
 
 
-def _vllm(engines: Sequence[Engine], folder: Path, *, policy: str) -> AbstractContextManager[Running]:
-    return routers.rust(_ports(engines), folder, policy)
+def _at_ports(
+    start: Callable[..., AbstractContextManager[Running]], engines: Sequence[Engine], folder: Path, **options: str
+) -> AbstractContextManager[Running]:
+    """Start a router that needs nothing but the engines' ports."""
+    return start([engine.port for engine in engines], folder, **options)
+
+
+def _warmroute(engines: Sequence[Engine], folder: Path) -> AbstractContextManager[Running]:
+    settings = {"tokenizers": {MODEL: {"path": str(DATA)}}, "active": "warm"}
+    return routers.warmroute([engine.port for engine in engines], folder, settings)
 
 
 def _kv_aware(engines: Sequence[Engine], folder: Path) -> AbstractContextManager[Running]:
@@ -43,19 +47,7 @@ def _kv_aware(engines: Sequence[Engine], folder: Path) -> AbstractContextManager
     for engine in engines:
         options += ["--kv-event-source", f"{engine.url}={engine.events}"]
         options += ["--kv-event-replay-source", f"{engine.url}={engine.replay}"]
-    return routers.rust(_ports(engines), folder, "kv_aware", options)
-
-
-def _sglang(engines: Sequence[Engine], folder: Path, *, policy: str) -> AbstractContextManager[Running]:
-    return routers.sglang(_ports(engines), folder, policy)
-
-
-def _smg(engines: Sequence[Engine], folder: Path, *, policy: str) -> AbstractContextManager[Running]:
-    return routers.smg(_ports(engines), folder, policy)
-
-
-def _nginx(engines: Sequence[Engine], folder: Path, *, method: str) -> AbstractContextManager[Running]:
-    return routers.nginx(_ports(engines), folder, method)
+    return routers.rust([engine.port for engine in engines], folder, "kv_aware", options)
 
 
 def _dynamo(engines: Sequence[Engine], folder: Path) -> AbstractContextManager[Running]:
@@ -72,14 +64,14 @@ def _dynamo(engines: Sequence[Engine], folder: Path) -> AbstractContextManager[R
 
 OURS = "Warmroute `warm`"
 CONTENDERS: Sequence[Contender] = (
-    Contender(OURS, partial(_warmroute, active="warm")),
-    Contender("vllm-router `cache_aware`", partial(_vllm, policy="cache_aware")),
+    Contender(OURS, _warmroute),
+    Contender("vllm-router `cache_aware`", partial(_at_ports, routers.rust, policy="cache_aware")),
     Contender("vllm-router `kv_aware`", _kv_aware),
-    Contender("vllm-router `consistent_hash`", partial(_vllm, policy="consistent_hash")),
-    Contender("vllm-router `power_of_two`", partial(_vllm, policy="power_of_two")),
-    Contender("sglang-router `cache_aware`", partial(_sglang, policy="cache_aware")),
-    Contender("smg `cache_aware`", partial(_smg, policy="cache_aware")),
+    Contender("vllm-router `consistent_hash`", partial(_at_ports, routers.rust, policy="consistent_hash")),
+    Contender("vllm-router `power_of_two`", partial(_at_ports, routers.rust, policy="power_of_two")),
+    Contender("sglang-router `cache_aware`", partial(_at_ports, routers.sglang, policy="cache_aware")),
+    Contender("smg `cache_aware`", partial(_at_ports, routers.smg, policy="cache_aware")),
     Contender("Dynamo `select_service`", _dynamo),
-    Contender("nginx round robin", partial(_nginx, method="")),
-    Contender("nginx `least_conn`", partial(_nginx, method="least_conn;")),
+    Contender("nginx round robin", partial(_at_ports, routers.nginx, method="")),
+    Contender("nginx `least_conn`", partial(_at_ports, routers.nginx, method="least_conn;")),
 )

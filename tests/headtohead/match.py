@@ -60,12 +60,6 @@ class Match(msgspec.Struct, frozen=True):
     figures: MatchFigures | None
 
 
-def file_name(contender: Contender, load: Load, seed: int) -> str:
-    """Return the name of a match, which can be that of a file."""
-    words = f"{load.name} {contender.name} {seed}".replace("`", "").replace(",", "").split()
-    return "-".join(words)
-
-
 async def play(contender: Contender, load: Load, seed: int, folder: Path) -> Match:
     """Play a match. A router that cannot be installed or started is left out."""
     clock, figures, left_out = SystemClock(), None, None

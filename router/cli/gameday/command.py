@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from router.cli.terminal.options import web_url, written_path
+from router.cli.terminal.options import ChartOption, JsonOption, web_url, written_path
 from router.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -50,12 +50,8 @@ def gameday(
         Path | None,
         typer.Option(help="keep the routers' configurations, logs and records here", callback=written_path("folder")),
     ] = None,
-    json: Annotated[
-        Path | None, typer.Option(help="write all figures to this JSON file", callback=written_path("file"))
-    ] = None,
-    chart: Annotated[
-        Path | None, typer.Option(help="draw a chart to this PNG or SVG file", callback=written_path("file"))
-    ] = None,
+    json: JsonOption = None,
+    chart: ChartOption = None,
 ) -> None:
     """Kill, freeze, slow and deceive the engines of a simulated fleet under load, and report what the router did.
 

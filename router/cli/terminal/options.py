@@ -80,6 +80,12 @@ def _require_kind(path: Path, found: str, wanted: str) -> None:
         raise ConfigError(f"{path}: found a {found}, wanted a {wanted}")
 
 
+JsonOption = Annotated[
+    Path | None, typer.Option(help="write all figures to this JSON file", callback=written_path("file"))
+]
+ChartOption = Annotated[
+    Path | None, typer.Option(help="draw a chart to this PNG or SVG file", callback=written_path("file"))
+]
 CaOption = Annotated[
     Path | None,
     typer.Option(

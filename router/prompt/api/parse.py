@@ -49,7 +49,14 @@ from router.prompt.api.openai import (
     unknown_ids,
 )
 from router.prompt.api.responses import ResponsesFields, check_responses, read_responses
-from router.prompt.api.size_limits import LARGE_BODY_BYTES, LONGEST_SALT, check_elements, exceeds, reads_slowly
+from router.prompt.api.size_limits import (
+    LARGE_BODY_BYTES,
+    LONGEST_SALT,
+    MAX_OBJECTS,
+    check_elements,
+    exceeds,
+    reads_slowly,
+)
 from router.prompt.body_rewrite import (
     SALT,
     UNREADABLE,
@@ -271,7 +278,8 @@ def _read_source(
     find: FindKnown | None = None,
 ) -> PromptFields:
     """Return the prompt of `fields`, or why it is not read. Raises BadRequest."""
-    if len(body) <= LARGE_BODY_BYTES and reads_slowly(body):  # a larger one was examined before it was parsed
+    # A shorter body has no room for so many elements, a larger one was examined before it was parsed.
+    if 2 * MAX_OBJECTS < len(body) <= LARGE_BODY_BYTES and reads_slowly(body):
         check_elements(body, has_ids=format_.endpoint is Endpoint.COMPLETIONS)
     if text_limit_bytes is not None and len(body) > text_limit_bytes and exceeds(fields, text_limit_bytes):
         return unknown_ids("too_long")

@@ -16,8 +16,8 @@ from router.prompt.body_rewrite import UNREADABLE
 
 LARGE_BODY_BYTES = 512 * 1024  # parsing a shorter body takes some milliseconds, whatever it contains
 SMALL_BODY_BYTES = 64 * 1024  # converting and rendering the messages of a shorter body takes 20 ms at most
-MANY_MARKS = 16 * 1024  # the same for a longer body with no more of `MARKS`; agents' chats of 300 KB have thousands
-MARKS = (b'"', b"[", b"{")  # a string has two, an array and an object one
+MANY_MARKS = 16 * 1024  # the same for a longer body with no more marks; agents' chats of 300 KB have thousands
+UNMARKED = bytes(sorted({*range(256)} - {*b'"[{'}))  # all but the marks: a string has two, an array and an object one
 SLICE_BYTES = 64 * 1024  # a slice takes less than a millisecond, and other threads run between two of them
 MAX_OBJECTS = 100_000  # strings, arrays, objects, and numbers outside a list of token ids; they take 30 ms to read
 MAX_SMALL = 1_500_000  # token ids; escapes in strings, as of a long text whose client escapes everything but ASCII
@@ -49,7 +49,8 @@ def reads_slowly(body: bytes) -> bool:
     takes time; text and images are fast.
     """
     size = len(body)
-    return size > LARGE_BODY_BYTES or (size > SMALL_BODY_BYTES and sum(map(body.count, MARKS)) > MANY_MARKS)
+    # One pass takes 210 us for an agent's 290 KB, three counts of a mark each take 520.
+    return size > LARGE_BODY_BYTES or (size > SMALL_BODY_BYTES and len(body.translate(None, UNMARKED)) > MANY_MARKS)
 
 
 def check_elements(raw: bytes, *, has_ids: bool) -> None:
