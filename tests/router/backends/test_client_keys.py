@@ -6,7 +6,7 @@ import asyncio
 import logging
 import zlib
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +43,14 @@ class KeyServer:
         await writer.drain()
         for _ in range(self.dripped):
             writer.write(b" ")
-            with suppress(TimeoutError):
+            try:
                 async with asyncio.timeout(0.02):
                     await reader.read()  # until the client has left
-                    break
+            except TimeoutError:
+                continue
+            except ConnectionResetError:  # as above, with bytes that it has not read
+                pass
+            break
         writer.close()
         self.ended += 1
 
