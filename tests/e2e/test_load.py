@@ -151,7 +151,7 @@ async def test_an_endpoint_that_is_down_is_one_line_and_1() -> None:
 @pytest.mark.parametrize(
     ("words", "wanted"),
     [
-        (("--agents", "3", "--rate", "2"), "one of --agents"),
+        (("--agents", "3", "--rate", "2"), "--agents (closed loop) and --rate (open loop) exclude"),
         (("--preset", "codecs"), "codex"),
         (("--preset", "groups", "--think", "2"), "think does not apply"),
         (("--scale", "-1"), "must be above 0"),
