@@ -21,10 +21,12 @@ from time import process_time
 log = logging.getLogger("warmroute.memory")
 
 INTERVAL_S = 10.0
-# Pages that were given back fault on their next use: a busy router would pay for that with each large request.
+# Pages that were given back fault on their next use, 0.6 ms per MB: a busy router would pay for that with each large
+# request. Once in `KEPT_S` it can afford that; then its size follows what it uses, not its peaks.
 GROWN_BYTES = 64 * 1024 * 1024  # since memory was last given back
-GROWN_WHILE_IDLE_BYTES = 8 * 1024 * 1024
+GROWN_WHILE_IDLE_BYTES = 2 * 1024 * 1024
 IDLE_SHARE = 0.1  # of a core
+KEPT_S = 300.0
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 # mallopt(3): blocks from this size on come from the system one by one, and go back to it; glibc allows 32 MB
 M_MMAP_THRESHOLD, MMAP_BYTES = -3, 32 * 1024 * 1024
@@ -49,19 +51,26 @@ def find_trim() -> Callable[[int], int] | None:
 
 
 async def give_back_memory() -> None:
-    """Until cancelled, give back freed memory every `INTERVAL_S` if the process has grown since the last time."""
+    """Until cancelled, give back freed memory every `INTERVAL_S` if `is_due`."""
     trim = find_trim()
     if trim is None:
         log.debug("freed memory is not returned to the system: the C library has no malloc_trim")
         return
-    least, used_s = resident_bytes(), process_time()
+    least, used_s, kept_s = resident_bytes(), process_time(), 0.0
     while True:
         await asyncio.sleep(INTERVAL_S)
-        used_before_s, used_s = used_s, process_time()
-        idle = used_s - used_before_s < IDLE_SHARE * INTERVAL_S
-        if resident_bytes() > least + (GROWN_WHILE_IDLE_BYTES if idle else GROWN_BYTES):
+        used_before_s, used_s, kept_s = used_s, process_time(), kept_s + INTERVAL_S
+        if is_due(resident_bytes() - least, (used_s - used_before_s) / INTERVAL_S, kept_s):
             await asyncio.to_thread(trim, 0)
-            least = resident_bytes()
+            least, kept_s = resident_bytes(), 0.0
+
+
+def is_due(grown_bytes: int, cpu_share: float, kept_s: float) -> bool:
+    """Return whether to give back freed memory now: the process has grown by so much since it last did, `kept_s` ago,
+    and now uses this share of a core.
+    """
+    idle = cpu_share < IDLE_SHARE
+    return grown_bytes > (GROWN_WHILE_IDLE_BYTES if idle or kept_s >= KEPT_S else GROWN_BYTES)
 
 
 def resident_bytes() -> int:

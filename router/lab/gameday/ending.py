@@ -38,7 +38,8 @@ ENGINE_GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting")
 ERROR_BODY, ERROR_EVENT = '{"error"', "the stream broke off: "
 CUTS = frozenset({"kill_worker", "kill_router"})  # faults that end connections of clients
 CUT_BEFORE_S, CUT_AFTER_S = 0.1, 3.0  # around such a fault: on a busy machine a killed process needs 2 s to end
-AVERAGED_S = 30.0  # over which a size is taken as a median
+# A router keeps freed memory for five minutes, so of a process's sizes the lowest of so many seconds is what it uses.
+MEASURED_S, LEAST_MEASURED_S = 330.0, 30.0
 ERROR_LINE = re.compile(r"Traceback| ERROR .*\basyncio: ")
 TIME_FORM, TIME_CHARS = "%Y-%m-%d %H:%M:%S,%f", 23  # of a log line
 PROXIED = 'endpoint="/v1/'
@@ -118,15 +119,18 @@ def find_unclean(rows: Iterable[SentRequest], played: Sequence[PlayedFault]) -> 
 
 
 def find_growth(sizes: Iterable[ProcessSize], end: GamedayEnd) -> Iterator[Violation]:
-    """Yield the processes that are larger at their end than at the age `settled_s`; younger ones are not judged."""
+    """Yield the processes that are larger at their end than at the age `settled_s`, by the lowest memory and the median
+    of descriptors of `MEASURED_S`, or of half the time in between; those that ended soon after are not judged.
+    """
     for pid, found in groupby(sorted(sizes, key=lambda one: (one.pid, one.at_s)), key=lambda one: one.pid):
         series = list(found)
         settled_s, last_s = series[0].at_s + end.settled_s, series[-1].at_s
-        if last_s - settled_s < 2 * AVERAGED_S:
+        measured_s = min(MEASURED_S, (last_s - settled_s) / 2)
+        if measured_s < LEAST_MEASURED_S:
             continue
-        before = [one for one in series if settled_s <= one.at_s < settled_s + AVERAGED_S]
-        after = [one for one in series if one.at_s > last_s - AVERAGED_S]
-        first_mb, last_mb = (median(one.rss_mb for one in some) for some in (before, after))
+        before = [one for one in series if settled_s <= one.at_s < settled_s + measured_s]
+        after = [one for one in series if one.at_s > last_s - measured_s]
+        first_mb, last_mb = (min(one.rss_mb for one in some) for some in (before, after))
         first_open, last_open = (median(one.descriptors for one in some) for some in (before, after))
         name = f"{series[0].name} ({pid})"
         if last_mb > first_mb * (1 + end.memory_growth):

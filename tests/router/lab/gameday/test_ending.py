@@ -10,7 +10,6 @@ import pytest
 
 from router.config.sections.gameday import FaultKind, GamedayBounds, GamedayEnd
 from router.lab.gameday.ending import (
-    AVERAGED_S,
     CounterSum,
     Counts,
     count_answers,
@@ -74,10 +73,10 @@ def test_counts_that_differ_are_named() -> None:
 
 
 def series(first_mb: float, last_mb: float, lasts_s: float = 400.0, more: int = 0) -> list[ProcessSize]:
-    """A process that begins small, and has one size after its start and another one at its end."""
+    """A process that begins small, and has one size after its start and another one in its last 200 s."""
     found = []
     for number in range(int(lasts_s / 5)):
-        at_s, late = 10.0 + number * 5, number * 5 >= lasts_s - AVERAGED_S
+        at_s, late = 10.0 + number * 5, number * 5 >= lasts_s - 200
         mb = first_mb / 2 if number == 0 else last_mb if late else first_mb
         found.append(ProcessSize(at_s, "router-0 worker", 7, mb, 30 + more * late))
     return found
@@ -92,6 +91,11 @@ def test_a_process_that_grows() -> None:
     assert memory.what == "router-0 worker (7) grew from 100.0 to 111.0 MB"
     (descriptors,) = find_growth(series(100, 100, more=5), END)
     assert descriptors.what == "router-0 worker (7) has 35 open descriptors, 30 before"
+
+
+def test_freed_memory_that_was_kept_for_minutes_is_no_growth() -> None:
+    kept, given_back = series(100, 150), series(100, 105)
+    assert list(find_growth([*kept[:60], given_back[60], *kept[61:]], END)) == []
 
 
 def test_a_young_process_is_not_judged() -> None:
