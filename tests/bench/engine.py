@@ -58,6 +58,9 @@ class Publishers:
         for socket in self._sockets:
             socket.send_multipart([b"", self._seq.to_bytes(8, "big"), payload])
 
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+
 
 class Settings:
     """Settings that all connections share."""

@@ -12,7 +12,8 @@ from router.backends.vllm.info import read_event_sources
 from router.lab.emulator.options import EngineFaults, EngineOptions
 from router.lab.emulator.supervisor import EmbeddedFleet
 
-ENGINES, BLOCKS = 8, 8192
+ENGINES, BLOCKS, BLOCK_TOKENS = 8, 8192, 16
+PREFILL_TOKENS_PER_S, DECODE_MS = 4000.0, 10.0
 MODEL = "warm-tiny"
 NO_FAULTS: Mapping[int, EngineFaults] = MappingProxyType({})
 
@@ -39,8 +40,8 @@ def build_fleet(seed: int, blocks: int = BLOCKS, faults: Mapping[int, EngineFaul
                 model=MODEL,
                 seed=seed,
                 blocks=blocks,
-                prefill_tokens_per_s=4000.0,
-                decode_ms_per_token=10.0,
+                prefill_tokens_per_s=PREFILL_TOKENS_PER_S,
+                decode_ms_per_token=DECODE_MS,
                 scale_out=True,  # vllm-router's `kv_aware` renders there
                 faults=faults.get(number, EngineFaults()),
             )

@@ -26,11 +26,11 @@ from router.lab.emulator.vocabulary import DATA
 from router.prompt.api.parse import ReadOptions, read_prompt
 from router.prompt.prompt import Chat
 from router.prompt.tokenization.model_folder import load
-from tests.headtohead.engines import MODEL, Engine
+from tests.headtohead.engines import BLOCK_TOKENS, MODEL, Engine
 
 STARTED_S, POLL_S = 30.0, 0.05
 CHAT = "/v1/chat/completions"
-BLOCK_TOKENS, STEP_TOKENS = 16, 8192
+STEP_TOKENS = 8192
 
 
 class ForwarderOptions(msgspec.Struct, frozen=True):

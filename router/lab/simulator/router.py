@@ -33,7 +33,7 @@ from router.lab.workloads.block_names import BlockNameKeyring, NamedTokens
 from router.prompt.prompt import Endpoint, Prompt, UnknownIds
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.admission_rules import build_rule
-from router.scheduling.policy.policy import build_policy
+from router.scheduling.policy.policy import Policy, build_policy
 from router.scheduling.policy.record import DEATHS_ALLOWED, PREFILLS_ALLOWED, AttemptEnd, Record, Stages
 from router.scheduling.scheduler import Scheduler
 from router.scheduling.scheduling_request import SchedulingRequest
@@ -67,7 +67,7 @@ class SimulatedRouter:
 
     def __init__(
         self,
-        policy: schema.PolicyConfig,
+        policy: schema.PolicyConfig | Policy,
         scenario: Scenario,
         clock: Clock,
         *,
@@ -81,7 +81,8 @@ class SimulatedRouter:
         self._clock = clock
         self._block_tokens = scenario.block_tokens
         self._probes = config.fleet.health.failures
-        policies = PolicySet({"simulated": build_policy("simulated", policy)}, "simulated")
+        built = policy if isinstance(policy, Policy) else build_policy("simulated", policy)
+        policies = PolicySet({"simulated": built}, "simulated")
         indexer = KvIndexer(
             BlockIndex(BlockNameKeyring(0), config.index.orphan_blocks),
             SpeculativeBlocks(config.index.expected_ttl_s),

@@ -37,6 +37,7 @@ from router.lab.simulator.router import (
 from router.lab.simulator.scenario import Scenario
 from router.lab.simulator.tenants import TenantLoad, number_sessions
 from router.lab.workloads.model import Session, Workload
+from router.scheduling.policy.policy import Policy
 from router.scheduling.ticket import Ticket
 from scorers.admission.contract import NO_CLAIM, Admission, Claim
 
@@ -47,7 +48,7 @@ PROGRESS_EVERY = 256  # ended requests
 
 def simulate(
     scenario: Scenario,
-    policy: schema.PolicyConfig,
+    policy: schema.PolicyConfig | Policy,
     workload: Workload,
     *,
     seed: int = 0,
@@ -58,7 +59,7 @@ def simulate(
     progress: Callable[[float, int], None] | None = None,
     autoscaling: Autoscaling | None = None,
 ) -> SimulationOutcome:
-    """Serve `workload` by `policy` and return the outcome.
+    """Serve `workload` by `policy` and return the outcome. A built policy must not have been used before.
 
     `at_once`: concurrent sessions of a closed loop, in which the next begins when one ends; None: each session
     begins at its `start_s`. `staggered`: the first sessions begin at a random turn, so that they do not all grow
@@ -119,7 +120,7 @@ class _Run:
     def __init__(
         self,
         scenario: Scenario,
-        policy: schema.PolicyConfig,
+        policy: schema.PolicyConfig | Policy,
         sessions: Sequence[Sequence[Session]],
         seed: int,
         until_s: float | None,
@@ -171,7 +172,7 @@ class _Run:
         self.outcome.double_bookings = sum(router.booked_requests for router in [*self._retired, *self.routers])
         return self.outcome
 
-    def _build_routers(self, policy: schema.PolicyConfig) -> list[SimulatedRouter]:
+    def _build_routers(self, policy: schema.PolicyConfig | Policy) -> list[SimulatedRouter]:
         scenario, clock, first = self._scenario, self._event_queue.clock, self._seed * 1000
         exchanges: Sequence[SimulatedExchange | None] = [None] * scenario.routers
         if scenario.exchange is not None and scenario.routers > 1:

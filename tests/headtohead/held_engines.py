@@ -1,0 +1,136 @@
+"""Engines that keep every request until they are told to answer: a router's choice, one at a time, with the load that
+it sees in the hands of the caller. They run in a thread of their own, so that code in virtual time can wait for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Coroutine, Sequence
+from functools import partial
+from typing import Any, NamedTuple, Self, TypeVar
+
+import httpx
+import msgspec
+
+from router.errors import WarmrouteError
+from tests.bench import answers
+from tests.bench.engine import RENDER, Engine, Publishers, Settings
+
+T = TypeVar("T")
+PATIENCE_S = 20.0
+
+
+class Held(NamedTuple):
+    """A request that an engine keeps. `number` is the engine's."""
+
+    number: int
+    connection: HeldEngine
+    answer: asyncio.Task[httpx.Response]
+
+
+class HeldEngine(Engine):
+    """One connection to engine `number`."""
+
+    def __init__(self, number: int, settings: Settings, fleet: HeldEngines) -> None:
+        super().__init__(settings, b"{}")
+        self.number = number
+        self._fleet = fleet
+
+    def on_message_complete(self) -> None:
+        if self._url == RENDER:  # for vllm-router's trees, which have token ids
+            self._answer(msgspec.json.encode({"token_ids": read_token_ids(b"".join(self._body))}))
+        else:
+            super().on_message_complete()
+
+    def _chat(self, body: bytes, seen_ns: int) -> None:
+        self._fleet.on_request(self)
+
+    def release(self) -> None:
+        """Answer the request."""
+        self._answer(answers.answer(answers.PROMPT_TOKENS, time.monotonic_ns()))
+
+
+def write_text(names: Sequence[int]) -> str:
+    """Return a text with the same characters exactly where the blocks of 16 tokens are the same, 4 for each token."""
+    return "".join(f"{name:016x}" * 4 for name in names)
+
+
+def read_token_ids(body: bytes) -> list[int]:
+    """Return the token ids of a chat with one message by `write_text`."""
+    (message,) = msgspec.json.decode(body)["messages"]
+    return memoryview(bytes.fromhex(message["content"])).cast("H").tolist()
+
+
+class HeldEngines:
+    """`count` engines, as a context. `ports` are theirs."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="held engines", daemon=True)
+        self._publishers = Publishers(0)
+        self._servers: list[asyncio.Server] = []
+        self._arrived: asyncio.Future[HeldEngine] = self._loop.create_future()
+        self.ports: list[int] = []
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self.ports = self._wait(self._listen())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._wait(self._close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._publishers.close()
+        self._loop.close()
+
+    def send(self, port: int, content: bytes) -> Held:
+        """Send a chat to the router at `port`, and return it when an engine has it. Raises WarmrouteError if none gets
+        it.
+        """
+        return self._wait(self._send(f"http://127.0.0.1:{port}/v1/chat/completions", content))
+
+    def release(self, held: Held) -> None:
+        """Let the engine answer, and wait until the client has the answer. Raises WarmrouteError if it has none."""
+        self._wait(self._release(held))
+
+    def on_request(self, connection: HeldEngine) -> None:
+        if not self._arrived.done():
+            self._arrived.set_result(connection)
+
+    async def _listen(self) -> list[int]:
+        self._http = httpx.AsyncClient(trust_env=False, timeout=None, limits=httpx.Limits(max_connections=None))
+        settings = Settings(0.0, None, self._publishers)
+        for number in range(self._count):
+            make = partial(HeldEngine, number, settings, self)
+            self._servers.append(await self._loop.create_server(make, "127.0.0.1", 0))
+        return [server.sockets[0].getsockname()[1] for server in self._servers]
+
+    async def _close(self) -> None:
+        for server in self._servers:
+            server.close()
+        await self._http.aclose()
+
+    async def _send(self, url: str, content: bytes) -> Held:
+        self._arrived = self._loop.create_future()
+        sent = self._http.post(url, content=content, headers={"content-type": "application/json"})
+        answer = self._loop.create_task(sent)
+        either: list[asyncio.Future[Any]] = [self._arrived, answer]
+        await asyncio.wait(either, timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
+        if not self._arrived.done():
+            answer.cancel()
+            raise WarmrouteError(f"no engine got a request within {PATIENCE_S:.0f} s")
+        connection = self._arrived.result()
+        return Held(connection.number, connection, answer)
+
+    async def _release(self, held: Held) -> None:
+        held.connection.release()
+        answer = await asyncio.wait_for(held.answer, PATIENCE_S)
+        if answer.status_code != 200:
+            raise WarmrouteError(f"the router answered {answer.status_code}: {answer.text[:200]}")
+
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()

@@ -1,0 +1,74 @@
+"""A released router as the policy of a simulation: each prompt is sent to it as text, and it chooses among engines that
+keep the request until the simulated one has answered. So it has the same requests and the same requests in flight as
+our copy of its rule, which is examined in the same state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from router.lab.workloads.block_names import SessionContext
+from router.lab.workloads.model import Session
+from router.scheduling.policy.policy import Policy
+from scorers.contract import Needs, Outcome, Row, Scorer, Unit, View
+from tests.bench.answers import MODEL
+from tests.headtohead.held_engines import Held, HeldEngines, write_text
+
+
+@dataclass
+class Agreement:
+    """How many choices were made, and how many of them the copy might have made as well: it prefers the same engine, or
+    is indifferent between several of which that is one.
+    """
+
+    choices: int = 0
+    same: int = 0
+
+
+@dataclass(frozen=True)
+class Rival(Scorer):
+    """Costs 0 at the engine that the router at `port` chooses, and 1 elsewhere. Rows are of engines in their order.
+
+    Each session of `sessions` is sent from its first turn on.
+    """
+
+    needs = Needs.CACHE | Needs.LOAD | Needs.SESSION
+    unit = Unit.RAW
+
+    port: int
+    engines: HeldEngines
+    copy: Policy
+    sessions: Mapping[str, Session]
+    block_tokens: int
+    agreement: Agreement = field(default_factory=Agreement)
+    _contexts: dict[str, SessionContext] = field(default_factory=dict)
+    _held: dict[int, Held] = field(default_factory=dict)
+
+    def score(self, view: View) -> Sequence[float]:
+        assert view.session is not None
+        held = self.engines.send(self.port, self._body(view.session, view.session_turn or 0))
+        self._held[view.number] = held
+        chosen = next(row for row in view.rows if row.instance == f"engine-{held.number}")
+        decision = self.copy.decide(view)
+        costs = dict(zip((row.target for row in decision.rows), decision.costs, strict=True))
+        self.agreement.choices += 1
+        self.agreement.same += costs.get(chosen.target) == min(costs.values())
+        return [0.0 if row is chosen else 1.0 for row in view.rows]
+
+    def finished(self, view: View, row: Row, outcome: Outcome) -> None:
+        self.engines.release(self._held.pop(view.number))
+
+    def _body(self, session: str, turn: int) -> bytes:
+        """Return the chat of a turn: one message, which is the whole context."""
+        one = self.sessions[session]
+        context = self._contexts.setdefault(session, SessionContext(self.block_tokens))
+        if turn:
+            context.add(one.answer(turn - 1))
+        context.truncate(one.turns[turn].context_tokens)
+        for span in one.turns[turn].fresh:
+            context.add(span)
+        messages = [{"role": "user", "content": write_text(context.names)}]
+        return msgspec.json.encode({"model": MODEL, "messages": messages, "max_tokens": 1})
