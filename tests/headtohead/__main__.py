@@ -1,8 +1,10 @@
-"""Compare Warmroute with the routers that it competes with: the real ones, in front of the same emulated engines.
+"""Compare Warmroute with the routers that it competes with: the real ones, in front of the same engines.
 
     python -m tests.headtohead [--load NAME ...] [--router NAME ...] [--seeds 8] [--first-seed 1] [--short]
+    python -m tests.headtohead --virtual [--load NAME ...] [--router NAME ...] [--seeds 8] [--first-seed 1]
 
-Each match is kept as JSON in `build/headtohead`, and is not played again; the page is written there, too.
+The first is with emulated engines in real time, the second with simulated ones in virtual time (`simulated.py`). Each
+match is kept as JSON in `build/headtohead`, and is not played again; the page is written there, too.
 """
 
 from __future__ import annotations
@@ -18,9 +20,10 @@ from typing import NamedTuple, TypeVar
 import msgspec
 from rich.console import Console
 
-from tests.headtohead.contenders import CONTENDERS, Contender
+from tests.headtohead import simulated
+from tests.headtohead.contenders import CONTENDERS, OURS, Contender
 from tests.headtohead.control import Control, examine
-from tests.headtohead.loads import LOADS, LONG_S, SHORT, Load
+from tests.headtohead.loads import LOADS, LONG_S, SHORT, SIMULATED, Load
 from tests.headtohead.match import Match, play
 from tests.headtohead.page import render
 from tests.suites.rows import in_turn
@@ -48,10 +51,16 @@ class Planned(NamedTuple):
     load: Load
     seed: int
     contender: Contender
+    is_virtual: bool
 
     @property
     def name(self) -> str:
-        return self.contender.file_name(self.load.name, self.seed)
+        kind = ["virtual"] if self.is_virtual else []
+        return self.contender.file_name(*kind, self.load.name.replace("/", " per "), self.seed)
+
+    @property
+    def takes_s(self) -> float:
+        return simulated.TAKES_S if self.is_virtual else LONG_S + BESIDE_S
 
 
 def make_control(examined: Examined, say: Callable[[str], None]) -> Control:
@@ -62,6 +71,8 @@ def make_control(examined: Examined, say: Callable[[str], None]) -> Control:
 
 def play_planned(planned: Planned, say: Callable[[str], None]) -> Match:
     say("playing")
+    if planned.is_virtual:
+        return simulated.play(planned.contender, planned.load, planned.seed)
     with tempfile.TemporaryDirectory(prefix="warmroute-headtohead-") as folder:
         return asyncio.run(play(planned.contender, planned.load, planned.seed, Path(folder)))
 
@@ -75,14 +86,20 @@ def find_earlier(name: str, kind: type[T]) -> T | None:
 
 def main() -> int:
     chosen = _arguments()
-    loads = [load for load in LOADS if load.name in (chosen.load or (SHORT if chosen.short else (load.name,)))]
+    loads = SIMULATED if chosen.virtual else [load for load in LOADS if not chosen.short or load.name in SHORT]
+    loads = [load for load in loads if chosen.load is None or load.name in chosen.load]
     contenders = [one for one in CONTENDERS if chosen.router is None or one.name in chosen.router]
+    if chosen.virtual:
+        contenders = [one for one in contenders if one.name == OURS or not one.reads_events]
     seeds = range(chosen.first_seed, chosen.first_seed + (1 if chosen.short else chosen.seeds))
-    plan = [Planned(load, seed, contender) for seed in seeds for load in loads for contender in contenders]
+    plan = [
+        Planned(load, seed, contender, chosen.virtual) for seed in seeds for load in loads for contender in contenders
+    ]
     console = Console() if Console().is_terminal else Console(width=140)
-    console.print(f"{len(plan)} matches, about {len(plan) * (LONG_S + BESIDE_S) / 60:.0f} minutes, kept in {FOLDER}")
+    minutes = sum(one.takes_s for one in plan) / 60
+    console.print(f"{len(plan)} matches, about {minutes:.0f} minutes, kept in {FOLDER}")
     controls = in_turn(
-        [Examined(one) for one in contenders],
+        [] if chosen.virtual else [Examined(one) for one in contenders],
         lambda _: CONTROL_S,
         lambda one: find_earlier(one.name, Control),
         make_control,
@@ -91,7 +108,7 @@ def main() -> int:
     )
     matches = in_turn(
         plan,
-        lambda _: LONG_S + BESIDE_S,
+        lambda one: one.takes_s,
         lambda one: find_earlier(one.name, Match),
         play_planned,
         FOLDER,
@@ -101,8 +118,8 @@ def main() -> int:
     for one in results:
         if one.left_out is not None:
             console.print(f"{one.router} is left out: {one.left_out}", highlight=False)
-    page = render(matches, controls)
-    (FOLDER / "page.md").write_text(page)
+    page = render(loads, matches, controls)
+    (FOLDER / ("virtual.md" if chosen.virtual else "page.md")).write_text(page)
     console.print(page, markup=False, highlight=False)
     return 0 if len(matches) == len(plan) else 130
 
@@ -111,10 +128,11 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m tests.headtohead", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--load", action="append", choices=[load.name for load in LOADS], metavar="LOAD")
+    parser.add_argument("--load", action="append", choices=[load.name for load in (*LOADS, *SIMULATED)], metavar="LOAD")
     parser.add_argument("--router", action="append", choices=[one.name for one in CONTENDERS], metavar="ROUTER")
     parser.add_argument("--seeds", type=int, default=8, help="how many")
     parser.add_argument("--first-seed", type=int, default=1)
+    parser.add_argument("--virtual", action="store_true", help="in virtual time")
     parser.add_argument("--short", action="store_true", help=f"one seed of {', '.join(SHORT)}: half an hour")
     return parser.parse_args()
 

@@ -20,10 +20,13 @@ from tests.headtohead.forwarder import ForwarderOptions
 
 
 class Contender(NamedTuple):
-    """A router with a policy. What it knows of the engines' caches is found out (`control.py`)."""
+    """A router with a policy. What it knows of the engines' caches is found out (`control.py`). `reads_events`: it
+    needs engines that publish KV events.
+    """
 
     name: str
     start: Callable[[Sequence[Engine], Path], AbstractContextManager[Running]]
+    reads_events: bool = False
 
     def file_name(self, *words: object) -> str:
         """Return the name of a file about this router and `words`."""
@@ -64,14 +67,14 @@ def _dynamo(engines: Sequence[Engine], folder: Path) -> AbstractContextManager[R
 
 OURS = "Warmroute `warm`"
 CONTENDERS: Sequence[Contender] = (
-    Contender(OURS, _warmroute),
+    Contender(OURS, _warmroute, reads_events=True),
     Contender("vllm-router `cache_aware`", partial(_at_ports, routers.rust, policy="cache_aware")),
-    Contender("vllm-router `kv_aware`", _kv_aware),
+    Contender("vllm-router `kv_aware`", _kv_aware, reads_events=True),
     Contender("vllm-router `consistent_hash`", partial(_at_ports, routers.rust, policy="consistent_hash")),
     Contender("vllm-router `power_of_two`", partial(_at_ports, routers.rust, policy="power_of_two")),
     Contender("sglang-router `cache_aware`", partial(_at_ports, routers.sglang, policy="cache_aware")),
     Contender("smg `cache_aware`", partial(_at_ports, routers.smg, policy="cache_aware")),
-    Contender("Dynamo `select_service`", _dynamo),
+    Contender("Dynamo `select_service`", _dynamo, reads_events=True),
     Contender("nginx round robin", partial(_at_ports, routers.nginx, method="")),
     Contender("nginx `least_conn`", partial(_at_ports, routers.nginx, method="least_conn;")),
 )

@@ -16,7 +16,9 @@ import msgspec
 
 from router.errors import WarmrouteError
 from tests.bench import answers
-from tests.bench.engine import RENDER, Engine, Publishers, Settings
+from tests.bench.engine import RENDER, Publishers, Settings
+from tests.bench.engine import Engine as BenchEngine
+from tests.headtohead.engines import Engine
 
 T = TypeVar("T")
 PATIENCE_S = 20.0
@@ -30,7 +32,7 @@ class Held(NamedTuple):
     answer: asyncio.Task[httpx.Response]
 
 
-class HeldEngine(Engine):
+class HeldEngine(BenchEngine):
     """One connection to engine `number`."""
 
     def __init__(self, number: int, settings: Settings, fleet: HeldEngines) -> None:
@@ -64,7 +66,7 @@ def read_token_ids(body: bytes) -> list[int]:
 
 
 class HeldEngines:
-    """`count` engines, as a context. `ports` are theirs."""
+    """`count` engines, as a context; `engines` are their addresses. They publish no events."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -73,11 +75,11 @@ class HeldEngines:
         self._publishers = Publishers(0)
         self._servers: list[asyncio.Server] = []
         self._arrived: asyncio.Future[HeldEngine] = self._loop.create_future()
-        self.ports: list[int] = []
+        self.engines: list[Engine] = []
 
     def __enter__(self) -> Self:
         self._thread.start()
-        self.ports = self._wait(self._listen())
+        self.engines = [Engine(f"http://127.0.0.1:{port}", "", "", 0) for port in self._wait(self._listen())]
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -87,11 +89,11 @@ class HeldEngines:
         self._publishers.close()
         self._loop.close()
 
-    def send(self, port: int, content: bytes) -> Held:
-        """Send a chat to the router at `port`, and return it when an engine has it. Raises WarmrouteError if none gets
-        it.
+    def send(self, port: int, content: bytes, session: str) -> Held:
+        """Send a chat of a session to the router at `port`, and return it when an engine has it. Raises WarmrouteError
+        if none gets it.
         """
-        return self._wait(self._send(f"http://127.0.0.1:{port}/v1/chat/completions", content))
+        return self._wait(self._send(f"http://127.0.0.1:{port}/v1/chat/completions", content, session))
 
     def release(self, held: Held) -> None:
         """Let the engine answer, and wait until the client has the answer. Raises WarmrouteError if it has none."""
@@ -114,9 +116,10 @@ class HeldEngines:
             server.close()
         await self._http.aclose()
 
-    async def _send(self, url: str, content: bytes) -> Held:
+    async def _send(self, url: str, content: bytes, session: str) -> Held:
         self._arrived = self._loop.create_future()
-        sent = self._http.post(url, content=content, headers={"content-type": "application/json"})
+        headers = {"content-type": "application/json", "x-session-id": session}
+        sent = self._http.post(url, content=content, headers=headers)
         answer = self._loop.create_task(sent)
         either: list[asyncio.Future[Any]] = [self._arrived, answer]
         await asyncio.wait(either, timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from router.lab.emulator.options import EngineFaults
 from router.lab.workloads.model import Workload
-from router.lab.workloads.presets import CLAUDE, CODEX, GROUPS, TOOLS
+from router.lab.workloads.presets import CLAUDE, CODEX, GROUPS, TOOLS, SharedPrefixWorkload
 from tests.headtohead.engines import BLOCKS, ENGINES, NO_FAULTS
 
 LONG_S, WARM_S = 75.0, 15.0
@@ -49,5 +49,31 @@ LOADS: Sequence[Load] = (
     Load("an engine is killed", "`agents`; an engine is killed after 30 s", _codex, agents=32, kill_at_s=30.0),
     Load("an engine is slow", "`agents`; an engine runs at half its speed", _codex, agents=32, faults=SLOW),
     Load("events are lost", "`agents`; 5 % of all KV events are lost", _codex, agents=32, faults=LOSSY),
+)
+# in virtual time, where two cores play any rate: each kind below and at the knee
+_many = CODEX.scale(tokens=0.1).workload
+_families = CLAUDE.scale(tokens=0.1, sessions=0.5).workload
+
+
+def _open(preset: SharedPrefixWorkload, per_s: float, prefixed: float | None = None) -> Callable[[int], Workload]:
+    """Return an open loop of four minutes."""
+    share = preset.prefixed if prefixed is None else prefixed
+    return replace(preset, requests=int(240 * per_s), per_s=per_s, prefixed=share).workload
+
+
+_fifth, _tenth = GROUPS.scale(tokens=0.2), TOOLS.scale(tokens=0.1)
+SIMULATED: Sequence[Load] = (
+    Load("agents, 96", "96 coding agents whose sessions fit the caches", _many, agents=96),
+    Load("agents, 192", "192 coding agents, at the knee", _many, agents=192),
+    Load("agents, small caches", "96 coding agents, caches for half of their sessions", _many, agents=96, blocks=2304),
+    Load("sub-agents, 30", "30 coding agents with up to four sub-agents at once", _families, agents=30),
+    Load("sub-agents, 60", "60 of them", _families, agents=60),
+    Load("groups, 30/s", "150 groups of users with a long prompt each", _open(_fifth, 30.0)),
+    Load("groups, 60/s", "the same, at the knee", _open(_fifth, 60.0)),
+    Load("tools, 25/s", "12 long tool prompts, most requests begin with one", _open(_tenth, 25.0)),
+    Load("tools, 40/s", "the same, at the knee", _open(_tenth, 40.0)),
+    Load("one-off prompts, 30/s", "prompts that share nothing", _open(_fifth, 30.0, prefixed=0.0)),
+    Load("an engine is slow", "`agents, 96`; an engine runs at half its speed", _many, agents=96, faults=SLOW),
+    Load("events are lost", "`agents, 96`; 5 % of all KV events are lost", _many, agents=96, faults=LOSSY),
 )
 SHORT = ("agents", "agents, small caches", "groups")

@@ -41,11 +41,12 @@ class MatchFigures(msgspec.Struct, frozen=True):
     ttft_p99_s: float | None
     hit_share: float | None  # of the prompt tokens
     failed: int
-    cpu_ms: float  # of the router, for each request
-    rss_mb: float  # of the router, at the end
-    core_share: float  # of a core, that the router used
-    late_p99_s: float | None  # of the clients
-    idle_share: float  # of all cores
+    # the rest is None in virtual time
+    cpu_ms: float | None = None  # of the router, for each request
+    rss_mb: float | None = None  # of the router, at the end
+    core_share: float | None = None  # of a core, that the router used
+    late_p99_s: float | None = None  # of the clients
+    idle_share: float | None = None  # of all cores
 
 
 class Match(msgspec.Struct, frozen=True):

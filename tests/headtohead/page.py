@@ -8,22 +8,24 @@ from statistics import median
 from tests.headtohead.comparison import Ratio, by_router, compare_figure
 from tests.headtohead.contenders import CONTENDERS, OURS
 from tests.headtohead.control import Control
-from tests.headtohead.loads import LOADS, Load
+from tests.headtohead.loads import Load
 from tests.headtohead.match import Match, MatchFigures
 
 BUSY_CORE, NO_IDLE, LATE_S = 0.8, 0.05, 0.05
 HEAD = ("router", "turns/s", "TTFT p50, s", "p90", "p99", "hits", "failed", "CPU, ms/request", "memory, MB")
 
 
-def render(matches: Sequence[Match], controls: Sequence[Control]) -> str:
+def render(loads: Sequence[Load], matches: Sequence[Match], controls: Sequence[Control]) -> str:
     """Return the page. Values are medians over the seeds. In brackets is the difference from ours, `=` if it is within
     the noise, nothing if there are too few seeds to know.
     """
-    loads = [line for load in LOADS for line in _load(load, by_router(matches, load.name))]
-    return "\n".join([*_controls(controls), *loads])
+    tables = [line for load in loads for line in _load(load, by_router(matches, load.name))]
+    return "\n".join([*_controls(controls), *tables])
 
 
 def _controls(controls: Sequence[Control]) -> Iterator[str]:
+    if not controls:
+        return
     yield "| router | sent to the engine that had the prompt | the same, after all caches were dropped | knows caches |"
     yield "|---|--:|--:|---|"
     for one in controls:
@@ -81,9 +83,9 @@ def _doubts(played: Mapping[str, Mapping[int, Match]]) -> Iterator[str]:
     """Yield a line for each router whose matches say more about this machine than about the router."""
     for name, matches in played.items():
         figures = [match.figures for match in matches.values() if match.figures is not None]
-        if any(one.core_share > BUSY_CORE for one in figures):
+        if any((one.core_share or 0.0) > BUSY_CORE for one in figures):
             yield f"- {name} used over {BUSY_CORE:.0%} of a core.\n"
         if any((one.late_p99_s or 0.0) > LATE_S for one in figures):
             yield f"- Beside {name} the clients were late by over {LATE_S * 1e3:.0f} ms (p99).\n"
-        if any(one.idle_share < NO_IDLE for one in figures):
+        if any(one.idle_share is not None and one.idle_share < NO_IDLE for one in figures):
             yield f"- Beside {name} the machine was idle for less than {NO_IDLE:.0%} of the time.\n"

@@ -40,22 +40,23 @@ class Rival(Scorer):
 
     port: int
     engines: HeldEngines
-    copy: Policy
     sessions: Mapping[str, Session]
     block_tokens: int
+    copy: Policy | None = None
     agreement: Agreement = field(default_factory=Agreement)
     _contexts: dict[str, SessionContext] = field(default_factory=dict)
     _held: dict[int, Held] = field(default_factory=dict)
 
     def score(self, view: View) -> Sequence[float]:
         assert view.session is not None
-        held = self.engines.send(self.port, self._body(view.session, view.session_turn or 0))
-        self._held[view.number] = held
+        body = self._body(view.session, view.session_turn or 0)
+        self._held[view.number] = held = self.engines.send(self.port, body, view.session)
         chosen = next(row for row in view.rows if row.instance == f"engine-{held.number}")
-        decision = self.copy.decide(view)
-        costs = dict(zip((row.target for row in decision.rows), decision.costs, strict=True))
         self.agreement.choices += 1
-        self.agreement.same += costs.get(chosen.target) == min(costs.values())
+        if self.copy is not None:
+            decision = self.copy.decide(view)
+            costs = dict(zip((row.target for row in decision.rows), decision.costs, strict=True))
+            self.agreement.same += costs.get(chosen.target) == min(costs.values())
         return [0.0 if row is chosen else 1.0 for row in view.rows]
 
     def finished(self, view: View, row: Row, outcome: Outcome) -> None:

@@ -55,7 +55,9 @@ def test_the_page_has_a_row_for_each_router_that_played() -> None:
     theirs = "smg `cache_aware`"
     matches = [match(OURS, seed, 0.1) for seed in range(5)] + [match(theirs, seed, 0.125) for seed in range(5)]
     left_out = Match("nginx round robin", LOAD, 1, "", 0.0, "InstallFailed: nginx is not installed", None)
-    page = render([*matches, left_out], [Control(theirs, 20.0, None, 8, 8, 1), Control(OURS, 20.0, None, 8, 7, 1)])
+    page = render(
+        LOADS, [*matches, left_out], [Control(theirs, 20.0, None, 8, 8, 1), Control(OURS, 20.0, None, 8, 7, 1)]
+    )
     assert f"| {theirs} | 8 of 8 | 1 of 8 | exactly |" in page
     assert f"| {OURS} | 7 of 8 | 1 of 8 | not |" in page
     assert f"| {theirs} | 10.0 (=) | 0.12 (+25%) | 0.12 (+25%) | 0.12 (+25%) | 50% | 0 | 8.0 | 100 |" in page

@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
+from router.lab.workloads.presets import CODEX
+from tests.agreement.served import policy
 from tests.bench import routers
 from tests.bench.routers import Running
-from tests.headtohead.copies import Pair, compare, shorten
+from tests.headtohead.contenders import Contender
+from tests.headtohead.copies import compare
+from tests.headtohead.engines import Engine
 from tests.headtohead.held_engines import read_token_ids, write_text
-from tests.headtohead.loads import LOADS
+from tests.headtohead.loads import Load
 
-AGENTS = LOADS[0]
+FEW = Load("few", "four agents", CODEX.scale(tokens=0.02, sessions=0.02).workload, agents=4)
 
 
-def least_requests(ports: list[int], folder: Path) -> AbstractContextManager[Running]:
-    return routers.warmroute(ports, folder, {"active": "least_requests"})
+def least_requests(engines: Sequence[Engine], folder: Path) -> AbstractContextManager[Running]:
+    return routers.warmroute([engine.port for engine in engines], folder, {"active": "least_requests"})
 
 
 @pytest.mark.parametrize(("copy", "agrees"), [("least_requests", True), ("sglang_threshold", False)])
 def test_a_router_agrees_with_its_own_policy_only(copy: str, agrees: bool) -> None:
-    found = compare(Pair("ours", least_requests, copy), AGENTS, seed=1, requests=40)
+    found = compare(Contender("ours", least_requests), policy(copy), FEW, seed=1)
     assert found.choices >= 40
     assert (found.same == 1.0) is agrees
-    assert found.copy.requests == found.original.requests == found.choices
 
 
 def test_a_text_has_the_token_ids_of_its_blocks() -> None:
@@ -34,9 +38,3 @@ def test_a_text_has_the_token_ids_of_its_blocks() -> None:
     assert len(ids) == 32
     assert ids[:16] == ids[:4] * 4
     assert ids[16:] != ids[:16]
-
-
-def test_a_shortened_load_has_whole_sessions() -> None:
-    whole = AGENTS.make(1)
-    short = shorten(whole, 40)
-    assert 40 <= short.turns < 40 + max(len(one.turns) for one in whole.sessions)
