@@ -21,7 +21,7 @@ from tests.bench.engine import Engine as BenchEngine
 from tests.headtohead.engines import Engine
 
 T = TypeVar("T")
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 class Held(NamedTuple):
