@@ -160,10 +160,13 @@ class Engine(asyncio.Protocol):
         head = b"HTTP/1.1 %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % (status, len(body))
         self._write(head + body)
 
-    def _stream(self, request: dict[str, Any], tokens: int) -> None:
+    def _begin_stream(self) -> None:
         self._write(
             b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
         )
+
+    def _stream(self, request: dict[str, Any], tokens: int) -> None:
+        self._begin_stream()
         asked = (request.get("stream_options") or {}).get("include_usage")
         last = answers.ending(tokens, bool(asked))
         if with_ids := bool(request.get("return_token_ids")):

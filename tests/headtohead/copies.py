@@ -28,11 +28,10 @@ from tests.headtohead.simulated import serve, serve_alone
 
 BAR = 0.95
 LONGEST_SENT = policy("sglang_threshold")
-SMALLEST_TREE = PolicyConfig.model_validate({"scorers": [{"name": "sglang_threshold", "cold": "smallest_tree"}]})
 COPIES: Mapping[str, PolicyConfig] = {
     "vllm-router `cache_aware`": LONGEST_SENT,
     "sglang-router `cache_aware`": LONGEST_SENT,
-    "smg `cache_aware`": SMALLEST_TREE,
+    "smg `cache_aware`": LONGEST_SENT,
     "nginx round robin": policy("round_robin"),
     "nginx `least_conn`": policy("least_requests"),
 }  # rules with a chance or a hash in them choose otherwise each time

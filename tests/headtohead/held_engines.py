@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Coroutine, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Self, TypeVar
@@ -47,11 +46,13 @@ class HeldEngine(BenchEngine):
             super().on_message_complete()
 
     def _chat(self, body: bytes, seen_ns: int) -> None:
+        self._begin_stream()  # as vLLM does: some routers count a request only until the head of its answer is there
         self._fleet.on_request(self)
 
     def release(self) -> None:
-        """Answer the request."""
-        self._answer(answers.answer(answers.PROMPT_TOKENS, time.monotonic_ns()))
+        """Send the answer, a stream of one token."""
+        last = answers.ending(answers.PROMPT_TOKENS, with_usage=True)
+        self._next(1, last, asyncio.get_running_loop().time(), with_ids=False)
 
 
 def write_text(names: Sequence[int]) -> str:
@@ -104,7 +105,9 @@ class HeldEngines:
             self._arrived.set_result(connection)
 
     async def _listen(self) -> list[int]:
-        self._http = httpx.AsyncClient(trust_env=False, timeout=None, limits=httpx.Limits(max_connections=None))
+        # a connection for each request: routers close those that idle
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+        self._http = httpx.AsyncClient(trust_env=False, timeout=None, limits=limits)
         settings = Settings(0.0, None, self._publishers)
         for number in range(self._count):
             make = partial(HeldEngine, number, settings, self)
@@ -123,17 +126,23 @@ class HeldEngines:
         answer = self._loop.create_task(sent)
         either: list[asyncio.Future[Any]] = [self._arrived, answer]
         await asyncio.wait(either, timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
-        if not self._arrived.done():
+        if self._arrived.done():
+            connection = self._arrived.result()
+            return Held(connection.number, connection, answer)
+        if not answer.done():
             answer.cancel()
             raise WarmrouteError(f"no engine got a request within {PATIENCE_S:.0f} s")
-        connection = self._arrived.result()
-        return Held(connection.number, connection, answer)
+        raise WarmrouteError(f"no engine got a request: {_describe(answer.result())}")
 
     async def _release(self, held: Held) -> None:
         held.connection.release()
         answer = await asyncio.wait_for(held.answer, PATIENCE_S)
         if answer.status_code != 200:
-            raise WarmrouteError(f"the router answered {answer.status_code}: {answer.text[:200]}")
+            raise WarmrouteError(f"a client got {_describe(answer)}")
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+def _describe(answer: httpx.Response) -> str:
+    return f"{answer.status_code} {answer.text[:200]}"

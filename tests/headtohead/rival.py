@@ -72,4 +72,4 @@ class Rival(Scorer):
         for span in one.turns[turn].fresh:
             context.add(span)
         messages = [{"role": "user", "content": write_text(context.names)}]
-        return msgspec.json.encode({"model": MODEL, "messages": messages, "max_tokens": 1})
+        return msgspec.json.encode({"model": MODEL, "messages": messages, "max_tokens": 1, "stream": True})
