@@ -32,9 +32,8 @@ COPIES: Mapping[str, PolicyConfig] = {
     "vllm-router `cache_aware`": LONGEST_SENT,
     "sglang-router `cache_aware`": LONGEST_SENT,
     "smg `cache_aware`": LONGEST_SENT,
-    "nginx round robin": policy("round_robin"),
     "nginx `least_conn`": policy("least_requests"),
-}  # rules with a chance or a hash in them choose otherwise each time
+}  # round robin begins elsewhere, and rules with a chance or a hash in them choose otherwise each time
 
 
 class Compared(NamedTuple):
