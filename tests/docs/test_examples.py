@@ -177,6 +177,7 @@ NOT_RUN = {
     "docs/measurements/autoscaling.md": 2,  # minutes
     "docs/measurements/index.md": 2,
     "docs/measurements/router-speed.md": 1,
+    "docs/measurements/routers.md": 1,  # an hour
     "docs/operate/tenants.md": 2,  # a configuration of its own; test_tenants.py runs it
     "docs/operate/upgrades.md": 3,  # restarts engines
     "docs/operate/game-days.md": 2,
