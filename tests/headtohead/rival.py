@@ -30,9 +30,8 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Rival(Scorer):
-    """Costs 0 at the engine that the router at `port` chooses, and 1 elsewhere. Rows are of engines in their order.
-
-    Each session of `sessions` is sent from its first turn on.
+    """Costs 0 at the engine that the router at `port` chooses, and 1 elsewhere. `sessions`: by the pseudonyms in views,
+    each sent from its first turn on. `copy`: a policy that takes the least cost, examined at each choice.
     """
 
     needs = Needs.CACHE | Needs.LOAD | Needs.SESSION
