@@ -1,5 +1,5 @@
-"""The machine below a simulated world: randomness, threads and ZeroMQ come from the world's seed and loop, and garbage
-is collected at its times.
+"""The machine below a simulated world: randomness, threads and ZeroMQ come from the world's seed and loop, garbage is
+collected at its times, and no freed memory is given back: when, depends on this process.
 
 Processes draw secrets, run ids and UUIDs from the operating system, hand work to thread pools, and exchange messages
 by libzmq. All three are replaced where Python reaches them, so that the product's own code, compiled or not, and its
@@ -20,6 +20,7 @@ from unittest.mock import patch
 
 import zmq
 
+from router.control import allocator
 from router.lab.rng import Rng
 from tests.simulation.loop import VirtualLoop
 from tests.simulation.peer_sockets import SimulatedContext
@@ -44,6 +45,7 @@ def simulated_machine(rng: Rng, loop: VirtualLoop) -> Iterator[None]:
         patch.object(random, "_urandom", urandom),
         patch.object(ThreadPoolExecutor, "submit", submit),
         patch.object(zmq, "Context", lambda: SimulatedContext(loop.network)),
+        patch.object(allocator, "find_trim", lambda: None),
         patch.dict(os.environ, {SECRET_ENV: "the secret of simulated routers"}),
     ):
         gc.collect()
