@@ -10,8 +10,8 @@ went to the smallest tree; newer ones take the fewest requests, the default here
 
 Differences from the originals: their matches come from a tree of the characters that each worker was sent, evicted
 on a timer; here matches come from the index, in any tier. Of several workers with the longest match the originals
-take one arbitrarily; here these workers cost the same, and the picker chooses. Without KV events, so with what was sent
-alone, the choices are the same (`tests/headtohead/copies.py`).
+take one arbitrarily; here these workers cost the same, and the picker chooses. Without KV events,
+so told only what was sent, this copy makes 98.9 % of their choices or more (`tests/headtohead/copies.py`).
 """
 
 from __future__ import annotations

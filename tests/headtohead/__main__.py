@@ -14,17 +14,20 @@ import asyncio
 import sys
 import tempfile
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import msgspec
 from rich.console import Console
 
+from router.clock import SystemClock
+from router.errors import WarmrouteError
 from tests.headtohead import simulated
 from tests.headtohead.contenders import CONTENDERS, OURS, Contender
 from tests.headtohead.control import Control, examine
 from tests.headtohead.loads import LOADS, LONG_S, SHORT, SIMULATED, Load
-from tests.headtohead.match import Match, play
+from tests.headtohead.match import Match, MatchFigures, play
 from tests.headtohead.page import render
 from tests.suites.rows import in_turn
 
@@ -62,6 +65,13 @@ class Planned(NamedTuple):
     def takes_s(self) -> float:
         return simulated.TAKES_S if self.is_virtual else LONG_S + BESIDE_S
 
+    def play(self) -> MatchFigures:
+        """Play the match. Raises WarmrouteError or OSError for a router that cannot be installed or started."""
+        if self.is_virtual:
+            return simulated.play(self.contender, self.load, self.seed)
+        with tempfile.TemporaryDirectory(prefix="warmroute-headtohead-") as folder:
+            return asyncio.run(play(self.contender, self.load, self.seed, Path(folder)))
+
 
 def make_control(examined: Examined, say: Callable[[str], None]) -> Control:
     say("positive control")
@@ -70,11 +80,17 @@ def make_control(examined: Examined, say: Callable[[str], None]) -> Control:
 
 
 def play_planned(planned: Planned, say: Callable[[str], None]) -> Match:
+    """Play a match. A router that cannot be installed or started is left out."""
     say("playing")
-    if planned.is_virtual:
-        return simulated.play(planned.contender, planned.load, planned.seed)
-    with tempfile.TemporaryDirectory(prefix="warmroute-headtohead-") as folder:
-        return asyncio.run(play(planned.contender, planned.load, planned.seed, Path(folder)))
+    clock, figures, left_out = SystemClock(), None, None
+    began = clock.now()
+    try:
+        figures = planned.play()
+    except (WarmrouteError, OSError) as why:
+        left_out = f"{type(why).__name__}: {why}"
+    ended = datetime.now().astimezone().isoformat(sep=" ", timespec="minutes")
+    took_s = round(clock.now() - began, 1)
+    return Match(planned.contender.name, planned.load.name, planned.seed, ended, took_s, left_out, figures)
 
 
 def find_earlier(name: str, kind: type[T]) -> T | None:

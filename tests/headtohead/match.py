@@ -10,13 +10,11 @@ import asyncio
 import os
 import signal
 from collections.abc import Sequence
-from datetime import datetime
 from pathlib import Path
 
 import msgspec
 
 from router.clock import SystemClock
-from router.errors import WarmrouteError
 from router.lab.emulator.supervisor import EmbeddedFleet
 from router.lab.loadgen.calibration import measure_tokens_per_word
 from router.lab.loadgen.client import LoadClient
@@ -61,20 +59,13 @@ class Match(msgspec.Struct, frozen=True):
     figures: MatchFigures | None
 
 
-async def play(contender: Contender, load: Load, seed: int, folder: Path) -> Match:
-    """Play a match. A router that cannot be installed or started is left out."""
-    clock, figures, left_out = SystemClock(), None, None
-    began = clock.now()
-    try:
-        async with build_fleet(seed, load.blocks, load.faults) as fleet:
-            engines = await list_engines(fleet, load.blocks)
-            with contender.start(engines, folder) as router:
-                await asyncio.sleep(SETTLE_S)
-                figures = await _measure(router, load, seed, fleet, clock)
-    except (WarmrouteError, OSError) as why:
-        left_out = f"{type(why).__name__}: {why}"
-    ended = datetime.now().astimezone().isoformat(sep=" ", timespec="minutes")
-    return Match(contender.name, load.name, seed, ended, round(clock.now() - began, 1), left_out, figures)
+async def play(contender: Contender, load: Load, seed: int, folder: Path) -> MatchFigures:
+    """Play a match. Raises WarmrouteError or OSError for a router that cannot be installed or started."""
+    async with build_fleet(seed, load.blocks, load.faults) as fleet:
+        engines = await list_engines(fleet, load.blocks)
+        with contender.start(engines, folder) as router:
+            await asyncio.sleep(SETTLE_S)
+            return await _measure(router, load, seed, fleet, SystemClock())
 
 
 async def _measure(router: Running, load: Load, seed: int, fleet: EmbeddedFleet, clock: SystemClock) -> MatchFigures:

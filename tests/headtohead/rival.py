@@ -63,12 +63,8 @@ class Rival(Scorer):
 
     def _body(self, session: str, turn: int) -> bytes:
         """Return the chat of a turn: one message, which is the whole context."""
-        one = self.sessions[session]
         context = self._contexts.setdefault(session, SessionContext(self.block_tokens))
-        if turn:
-            context.add(one.answer(turn - 1))
-        context.truncate(one.turns[turn].context_tokens)
-        for span in one.turns[turn].fresh:
-            context.add(span)
-        messages = [{"role": "user", "content": write_text(context.names)}]
+        prompt_tokens = context.append_turn(self.sessions[session], turn)
+        names = context.names[: prompt_tokens // self.block_tokens]
+        messages = [{"role": "user", "content": write_text(names)}]
         return msgspec.json.encode({"model": MODEL, "messages": messages, "max_tokens": 1, "stream": True})

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
-from datetime import datetime
 from math import inf
 from pathlib import Path
 from typing import NamedTuple
 
-from router.clock import SystemClock
 from router.config.schema import PolicyConfig
 from router.errors import WarmrouteError
 from router.lab.engine_profile import EngineProfile
@@ -30,7 +28,7 @@ from tests.headtohead.contenders import OURS, Contender
 from tests.headtohead.engines import BLOCK_TOKENS, DECODE_MS, ENGINES, PREFILL_TOKENS_PER_S
 from tests.headtohead.held_engines import HeldEngines
 from tests.headtohead.loads import Load
-from tests.headtohead.match import Match, MatchFigures
+from tests.headtohead.match import MatchFigures
 from tests.headtohead.rival import Agreement, Rival
 
 LONG_S, WARM_S = 240.0, 60.0
@@ -102,22 +100,13 @@ def find_sessions(workload: Workload, scenario: Scenario) -> Mapping[str, Sessio
     return {views.session_pseudonym(str(one.number)): one for one in workload.all_sessions()}
 
 
-def play(contender: Contender, load: Load, seed: int) -> Match:
-    """Play a match. A router that cannot be installed or started is left out."""
-    clock, figures, left_out = SystemClock(), None, None
-    began, workload = clock.now(), load.make(seed)
-    try:
-        if contender.name == OURS:
-            figures = _figures(serve_alone(policy("warm"), load, workload, seed, events=True))
-        else:
-            figures = _figures(serve(contender, load, workload, seed).figures)
-    except (WarmrouteError, OSError) as why:
-        left_out = f"{type(why).__name__}: {why}"
-    ended = datetime.now().astimezone().isoformat(sep=" ", timespec="minutes")
-    return Match(contender.name, load.name, seed, ended, round(clock.now() - began, 1), left_out, figures)
-
-
-def _figures(found: SimulationFigures) -> MatchFigures:
+def play(contender: Contender, load: Load, seed: int) -> MatchFigures:
+    """Play a match. Raises WarmrouteError or OSError for a router that cannot be installed or started."""
+    workload = load.make(seed)
+    if contender.name == OURS:
+        found = serve_alone(policy("warm"), load, workload, seed, events=True)
+    else:
+        found = serve(contender, load, workload, seed).figures
     return MatchFigures(
         turns_per_s=found.requests_per_s,
         ttft_p50_s=found.ttft_p50_s,

@@ -131,12 +131,12 @@ class SimulatedClients:
     def _start(self, session: Session, first: int, started_by: Session | None = None) -> None:
         context = SessionContext(self._block_tokens)
         for number in range(first):  # turns before the simulation began
-            _append_turn(context, session, number)
+            context.append_turn(session, number)
         at_s = self._event_queue.now_s + session.turns[first].think_s
         self._event_queue.at(at_s, self._turn, session, first, context, started_by)
 
     def _turn(self, session: Session, number: int, context: SessionContext, started_by: Session | None) -> None:
-        prompt_tokens = _append_turn(context, session, number)
+        prompt_tokens = context.append_turn(session, number)
         # The session keeps changing its names, so a request has its own copy.
         self._send_or_stop(ClientTurn(session, number, context, context.names[:], prompt_tokens, started_by))
 
@@ -154,14 +154,3 @@ class SimulatedClients:
             waiting.at_work -= 1
             if not waiting.at_work:
                 self._stop(waiting.turn.session)
-
-
-def _append_turn(context: SessionContext, session: Session, number: int) -> int:
-    """Append a turn's prompt and answer to the context. Return the prompt's length in tokens."""
-    turn = session.turns[number]
-    context.truncate(turn.context_tokens)
-    for span in turn.fresh:
-        context.add(span)
-    prompt_tokens = context.tokens
-    context.add(session.answer(number))
-    return prompt_tokens

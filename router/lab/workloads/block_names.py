@@ -18,7 +18,7 @@ from xxhash import xxh3_64_intdigest as digest
 from router.kvcache.block_keys import Keyring
 from router.kvcache.bulk import SHORT
 from router.kvcache.events import Key
-from router.lab.workloads.model import Span
+from router.lab.workloads.model import Session, Span
 
 _piece = Struct("<QII").pack  # source, first token, number of tokens
 _parent = Struct("<Q").pack
@@ -56,6 +56,18 @@ class SessionContext:
             if start + take > self.tokens:
                 self._take(source, max(0, self.tokens - start), take)
             start += take
+
+    def append_turn(self, session: Session, number: int) -> int:
+        """Append a turn's prompt and answer, cutting the context before to the part that the turn keeps. Return the
+        prompt's length in tokens.
+        """
+        turn = session.turns[number]
+        self.truncate(turn.context_tokens)
+        for span in turn.fresh:
+            self.add(span)
+        prompt_tokens = self.tokens
+        self.add(session.answer(number))
+        return prompt_tokens
 
     def add(self, span: Span) -> None:
         """Append `span`."""
