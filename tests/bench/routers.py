@@ -58,13 +58,17 @@ class Running:
     pid: int
     admin: int = 0
 
+    def pids(self) -> list[int]:
+        """Return the process and its children, and theirs."""
+        return _family(self.pid)
+
     def cpu_s(self) -> float:
         """CPU time of the process, its threads and its children so far, in seconds (nanoseconds are counted)."""
-        return sum(_cpu_s(pid) for pid in _family(self.pid))
+        return sum(_cpu_s(pid) for pid in self.pids())
 
     def rss_mb(self) -> float:
         """Resident memory of the process and its children, in MB."""
-        pages = sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in _family(self.pid))
+        pages = sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in self.pids())
         return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
     def get_admin(self, path: str) -> Any:

@@ -24,7 +24,7 @@ from rich.console import Console
 from router.clock import SystemClock
 from router.errors import WarmrouteError
 from tests.headtohead import simulated
-from tests.headtohead.contenders import CONTENDERS, OURS, Contender
+from tests.headtohead.contenders import CONTENDERS, Contender
 from tests.headtohead.control import Control, examine
 from tests.headtohead.loads import LOADS, LONG_S, SHORT, SIMULATED, Load
 from tests.headtohead.match import Match, MatchFigures, play
@@ -105,8 +105,6 @@ def main() -> int:
     loads = SIMULATED if chosen.virtual else [load for load in LOADS if not chosen.short or load.name in SHORT]
     loads = [load for load in loads if chosen.load is None or load.name in chosen.load]
     contenders = [one for one in CONTENDERS if chosen.router is None or one.name in chosen.router]
-    if chosen.virtual:
-        contenders = [one for one in contenders if one.name == OURS or not one.reads_events]
     seeds = range(chosen.first_seed, chosen.first_seed + (1 if chosen.short else chosen.seeds))
     plan = [
         Planned(load, seed, contender, chosen.virtual) for seed in seeds for load in loads for contender in contenders

@@ -32,6 +32,8 @@ COPIES: Mapping[str, PolicyConfig] = {
     "vllm-router `cache_aware`": LONGEST_SENT,
     "sglang-router `cache_aware`": LONGEST_SENT,
     "smg `cache_aware`": LONGEST_SENT,
+    "vllm-router `kv_aware`": policy("vllm_router_kv_aware"),
+    "Dynamo `select_service`": policy("dynamo_cost"),
     "nginx `least_conn`": policy("least_requests"),
 }  # round robin begins elsewhere, and rules with a chance or a hash in them choose otherwise each time
 
@@ -51,7 +53,7 @@ def compare(original: Contender, copy: PolicyConfig, load: Load, seed: int) -> C
     """Let the original and its copy serve the load. Raises WarmrouteError if the original cannot be run."""
     workload = load.make(seed)
     figures, agreed = serve(original, load, workload, seed, build_policy("copy", copy))
-    alone = serve_alone(copy, load, workload, seed, events=False)
+    alone = serve_alone(copy, load, workload, seed, events=original.reads_events)
     return Compared(original.name, load.name, agreed.choices, agreed.same / agreed.choices, figures, alone)
 
 

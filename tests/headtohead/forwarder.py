@@ -1,6 +1,6 @@
-"""A thin HTTP forwarder in front of a service that only selects: Dynamo's (`python -m dynamo.select_service`). It
-tokenizes each chat, requests a selection, streams the answer from the selected engine, and reports the first byte and
-the end. The CPU time and the delay of its own are not the service's.
+"""A thin HTTP forwarder in front of a service that only selects: Dynamo's (`python -m dynamo.select_service`). It has
+an engine tokenize each chat, requests a selection, streams the answer from the selected engine, and reports the first
+byte and the end. The CPU time and the delay of its own are not the service's.
 
     python -m tests.headtohead.forwarder JSON     # the fields of `ForwarderOptions`
 """
@@ -21,11 +21,6 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from router.config.schema import TokenizerSource
-from router.lab.emulator.vocabulary import DATA
-from router.prompt.api.parse import ReadOptions, read_prompt
-from router.prompt.prompt import Chat
-from router.prompt.tokenization.model_folder import load
 from tests.headtohead.engines import BLOCK_TOKENS, MODEL, Engine
 
 STARTED_S, POLL_S = 30.0, 0.05
@@ -47,7 +42,6 @@ class Forwarder:
 
     def __init__(self, options: ForwarderOptions) -> None:
         self._options = options
-        self._tokenizer = load(TokenizerSource(path=str(DATA)), MODEL, time.time)
         self._service = httpx.AsyncClient(
             base_url=f"http://127.0.0.1:{options.service_port}", trust_env=False, timeout=30.0
         )
@@ -79,12 +73,14 @@ class Forwarder:
     async def chat(self, request: Request) -> Response:
         """Answer a chat from the engine that the service selects."""
         body = await request.body()
-        prompt = read_prompt(CHAT, None, body, ReadOptions())
-        assert isinstance(prompt.source, Chat)
-        ids = list(self._tokenizer.tokenize(prompt.source))
-        wanted = {"model_name": MODEL, "token_ids": ids, "expected_output_tokens": prompt.output_tokens}
-        found = (await self._service.post("/select_and_reserve", json=wanted)).raise_for_status().json()
         headers = {"content-type": "application/json"}
+        rendered = await self._http.post(f"{self._options.engines[0].url}{CHAT}/render", content=body, headers=headers)
+        wanted = {
+            "model_name": MODEL,
+            "token_ids": rendered.raise_for_status().json()["token_ids"],
+            "expected_output_tokens": msgspec.json.decode(body)["max_tokens"],
+        }
+        found = (await self._service.post("/select_and_reserve", json=wanted)).raise_for_status().json()
         sent = self._http.build_request("POST", f"{found['endpoint']}{CHAT}", content=body, headers=headers)
         answer = await self._http.send(sent, stream=True)
         pieces = self._follow(answer, f"/reservations/{found['selection_id']}")

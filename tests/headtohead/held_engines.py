@@ -1,27 +1,36 @@
-"""Engines that keep every request until they are told to answer: a router's choice, one at a time, with the load that
-it sees in the hands of the caller. They run in a thread of their own, so that code in virtual time can wait for them.
+"""Engines that keep every request until they are told to answer: a router's choice, one at a time, with the load and
+the KV events that it sees in the hands of the caller. They run in a thread of their own, so that code in virtual time
+can wait for them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Sequence
+import time
+from collections.abc import Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Self, TypeVar
 
 import httpx
 import msgspec
 
+from router.clock import SystemClock
 from router.errors import WarmrouteError
+from router.kvcache.events import BlocksStored, Event
+from router.lab.emulator.kv_publisher import EventSockets, KvPublisher
+from router.lab.emulator.options import EngineFaults, EngineOptions
+from router.tasks import Tasks
 from tests.bench import answers
 from tests.bench.engine import RENDER, Publishers, Settings
 from tests.bench.engine import Engine as BenchEngine
-from tests.headtohead.engines import Engine
+from tests.bench.routers import Running
+from tests.headtohead.engines import BLOCKS, ENGINES, NO_FAULTS, Engine
+from tests.headtohead.quiescence import until_quiescent
 
 T = TypeVar("T")
 PATIENCE_S = 60.0
-COUNTED_S = 0.005  # after its last byte, until a router no longer counts a request
+READ_S = 0.015  # until a router that looks for events now and then has read them; vllm-router takes up to 5 ms
 
 
 class Held(NamedTuple):
@@ -50,8 +59,13 @@ class HeldEngine(BenchEngine):
         self._begin_stream()  # as vLLM does: some routers count a request only until the head of its answer is there
         self._fleet.on_request(self)
 
+    def begin(self) -> None:
+        """Send the first token of the answer."""
+        chunk = answers.chunk(time.monotonic_ns())
+        self._write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
+
     def release(self) -> None:
-        """Send the answer, a stream of one token."""
+        """Send one more token, and end the answer."""
         last = answers.ending(answers.PROMPT_TOKENS, with_usage=True)
         self._next(1, last, asyncio.get_running_loop().time(), with_ids=False)
 
@@ -64,65 +78,105 @@ def write_text(names: Sequence[int]) -> str:
 def read_token_ids(body: bytes) -> list[int]:
     """Return the token ids of a chat with one message by `write_text`."""
     (message,) = msgspec.json.decode(body)["messages"]
-    return memoryview(bytes.fromhex(message["content"])).cast("H").tolist()
+    return _token_ids(message["content"])
+
+
+def _token_ids(text: str) -> list[int]:
+    return memoryview(bytes.fromhex(text)).cast("H").tolist()
 
 
 class HeldEngines:
-    """`count` engines, as a context; `engines` are their addresses. They publish no events."""
+    """The comparison's engines, with `blocks` each, as a context; `engines` are their addresses. `faults`: of their
+    events, by number.
+    """
 
-    def __init__(self, count: int) -> None:
-        self._count = count
+    def __init__(self, blocks: int = BLOCKS, faults: Mapping[int, EngineFaults] = NO_FAULTS) -> None:
+        self._blocks = blocks
+        self._faults = faults
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="held engines", daemon=True)
-        self._publishers = Publishers(0)
+        self._tasks = Tasks("held engines")
+        self._silent = Publishers(0)
+        self._sockets = EventSockets()
+        self._publishers: list[KvPublisher] = []
         self._servers: list[asyncio.Server] = []
         self._arrived: asyncio.Future[HeldEngine] = self._loop.create_future()
+        self._read_s = 0.0  # when the last events have been read
         self.engines: list[Engine] = []
 
     def __enter__(self) -> Self:
         self._thread.start()
-        self.engines = [Engine(f"http://127.0.0.1:{port}", "", "", 0) for port in self._wait(self._listen())]
+        self.engines = self._wait(self._listen())
         return self
 
     def __exit__(self, *_: object) -> None:
         self._wait(self._close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        self._publishers.close()
+        self._silent.close()
         self._loop.close()
 
-    def send(self, port: int, content: bytes, session: str) -> Held:
-        """Send a chat of a session to the router at `port`, and return it when an engine has it. Raises WarmrouteError
-        if none gets it.
+    def send(self, router: Running, content: bytes, session: str) -> Held:
+        """Send a chat of a session to the router once it has taken in all events and answers, and return the chat when
+        an engine has it. Raises WarmrouteError if none gets it.
         """
-        return self._wait(self._send(f"http://127.0.0.1:{port}/v1/chat/completions", content, session))
+        return self._wait(self._send(router, content, session))
+
+    def begin(self, held: Held) -> None:
+        """Let the engine send the first token."""
+        self._wait(self._begin(held))
 
     def release(self, held: Held) -> None:
         """Let the engine answer, and wait until the client has the answer. Raises WarmrouteError if it has none."""
         self._wait(self._release(held))
 
+    def publish(self, number: int, events: Sequence[Event]) -> None:
+        """Let engine `number` publish events, in which a block's token ids are those of its name."""
+        self._wait(self._publish(number, events))
+
     def on_request(self, connection: HeldEngine) -> None:
         if not self._arrived.done():
             self._arrived.set_result(connection)
 
-    async def _listen(self) -> list[int]:
+    async def _listen(self) -> list[Engine]:
         # a connection for each request: routers close those that idle
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         self._http = httpx.AsyncClient(trust_env=False, timeout=None, limits=limits)
-        settings = Settings(0.0, None, self._publishers)
-        for number in range(self._count):
-            make = partial(HeldEngine, number, settings, self)
-            self._servers.append(await self._loop.create_server(make, "127.0.0.1", 0))
-        return [server.sockets[0].getsockname()[1] for server in self._servers]
+        settings = Settings(0.0, None, self._silent)
+        return [await self._open(number, settings) for number in range(ENGINES)]
+
+    async def _open(self, number: int, settings: Settings) -> Engine:
+        server = await self._loop.create_server(partial(HeldEngine, number, settings, self), "127.0.0.1", 0)
+        self._servers.append(server)
+        faults = self._faults.get(number, EngineFaults())
+        publisher = KvPublisher(self._sockets, EngineOptions(seed=number), 0, SystemClock(), lambda: faults)
+        self._publishers.append(publisher)
+        self._tasks.spawn("replays", publisher.serve_replays())
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        return Engine(url, publisher.endpoint, publisher.replay_endpoint or "", self._blocks)
 
     async def _close(self) -> None:
+        await self._tasks.close()
+        for publisher in self._publishers:
+            publisher.close()
+        self._sockets.close()
         for server in self._servers:
             server.close()
         await self._http.aclose()
 
-    async def _send(self, url: str, content: bytes, session: str) -> Held:
+    async def _publish(self, number: int, events: Sequence[Event]) -> None:
+        self._publishers[number].publish([_with_token_ids(event) for event in events])
+        self._read_s = self._loop.time() + READ_S
+
+    async def _begin(self, held: Held) -> None:
+        held.connection.begin()
+
+    async def _send(self, router: Running, content: bytes, session: str) -> Held:
+        await asyncio.sleep(self._read_s - self._loop.time())
+        await until_quiescent(router.pids())
         self._arrived = self._loop.create_future()
         headers = {"content-type": "application/json", "x-session-id": session}
+        url = f"http://127.0.0.1:{router.port}/v1/chat/completions"
         sent = self._http.post(url, content=content, headers=headers)
         answer = self._loop.create_task(sent)
         either: list[asyncio.Future[Any]] = [self._arrived, answer]
@@ -140,10 +194,15 @@ class HeldEngines:
         answer = await asyncio.wait_for(held.answer, PATIENCE_S)
         if answer.status_code != 200:
             raise WarmrouteError(f"a client got {_describe(answer)}")
-        await asyncio.sleep(COUNTED_S)
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+def _with_token_ids(event: Event) -> Event:
+    if not isinstance(event, BlocksStored):
+        return event
+    return event._replace(token_ids=_token_ids(write_text(event.hashes)))
 
 
 def _describe(answer: httpx.Response) -> str:

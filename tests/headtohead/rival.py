@@ -1,20 +1,26 @@
 """A released router as the policy of a simulation: each prompt is sent to it as text, and it chooses among engines that
-keep the request until the simulated one has answered. So it has the same requests and the same requests in flight as
-our copy of its rule, which is examined in the same state.
+keep the request until the simulated one has answered, and publish what the simulated one stores and evicts. So it has
+the same requests, the same requests in flight and the same events as our copy of its rule, which is examined in the
+same state.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
+from router.kvcache.events import EventBatch
+from router.lab.simulator.router import SimulatedRouter
 from router.lab.workloads.block_names import SessionContext
 from router.lab.workloads.model import Session
 from router.scheduling.policy.policy import Policy
+from router.scheduling.ticket import Ticket
 from scorers.contract import Needs, Outcome, Row, Scorer, Unit, View
 from tests.bench.answers import MODEL
+from tests.bench.routers import Running
 from tests.headtohead.held_engines import Held, HeldEngines, write_text
 
 
@@ -30,14 +36,14 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Rival(Scorer):
-    """Costs 0 at the engine that the router at `port` chooses, and 1 elsewhere. `sessions`: by the pseudonyms in views,
+    """Costs 0 at the engine that the router chooses, and 1 elsewhere. `sessions`: by the pseudonyms in views,
     each sent from its first turn on. `copy`: a policy that takes the least cost, examined at each choice.
     """
 
     needs = Needs.CACHE | Needs.LOAD | Needs.SESSION
     unit = Unit.RAW
 
-    port: int
+    router: Running
     engines: HeldEngines
     sessions: Mapping[str, Session]
     block_tokens: int
@@ -49,7 +55,7 @@ class Rival(Scorer):
     def score(self, view: View) -> Sequence[float]:
         assert view.session is not None
         body = self._body(view.session, view.session_turn or 0)
-        self._held[view.number] = held = self.engines.send(self.port, body, view.session)
+        self._held[view.number] = held = self.engines.send(self.router, body, view.session)
         chosen = next(row for row in view.rows if row.instance == f"engine-{held.number}")
         self.agreement.choices += 1
         if self.copy is not None:
@@ -58,13 +64,35 @@ class Rival(Scorer):
             self.agreement.same += costs.get(chosen.target) == min(costs.values())
         return [0.0 if row is chosen else 1.0 for row in view.rows]
 
+    def begin(self, number: int) -> None:
+        """Let the router see the first token of request `number`."""
+        self.engines.begin(self._held[number])
+
     def finished(self, view: View, row: Row, outcome: Outcome) -> None:
         self.engines.release(self._held.pop(view.number))
 
     def _body(self, session: str, turn: int) -> bytes:
         """Return the chat of a turn: one message, which is the whole context."""
         context = self._contexts.setdefault(session, SessionContext(self.block_tokens))
-        prompt_tokens = context.append_turn(self.sessions[session], turn)
+        sent = self.sessions[session]
+        prompt_tokens = context.append_turn(sent, turn)
         names = context.names[: prompt_tokens // self.block_tokens]
         messages = [{"role": "user", "content": write_text(names)}]
-        return msgspec.json.encode({"model": MODEL, "messages": messages, "max_tokens": 1, "stream": True})
+        answer_tokens = sent.answer(turn).tokens
+        return msgspec.json.encode({"model": MODEL, "messages": messages, "max_tokens": answer_tokens, "stream": True})
+
+
+class RivalRouter(SimulatedRouter):
+    """A simulated router with a rival's choices, which shows the rival what engines do."""
+
+    def __init__(self, rival: Rival, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._rival = rival
+
+    def on_events(self, number: int, batch: EventBatch) -> int | None:
+        self._rival.engines.publish(number, batch.events)
+        return super().on_events(number, batch)
+
+    def on_first_byte(self, ticket: Ticket) -> None:
+        self._rival.begin(ticket.record.number)
+        super().on_first_byte(ticket)

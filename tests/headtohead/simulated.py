@@ -1,13 +1,15 @@
 """Matches in virtual time: the released router places every request of simulated engines (`rival.py`), ours decides
 with its own scheduler. Engines are those of the comparison. Other work on the machine changes nothing, and four minutes
-take one; but CPU time and memory are not measured, routers that read events cannot take part, and a router's own timers
-run in real time, so that no tree is evicted.
+take one; but CPU time and memory are not measured, and a router's own timers run in real time, so that no tree is
+evicted.
 """
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import NamedTuple
@@ -29,7 +31,7 @@ from tests.headtohead.engines import BLOCK_TOKENS, DECODE_MS, ENGINES, PREFILL_T
 from tests.headtohead.held_engines import HeldEngines
 from tests.headtohead.loads import Load
 from tests.headtohead.match import MatchFigures
-from tests.headtohead.rival import Agreement, Rival
+from tests.headtohead.rival import Agreement, Rival, RivalRouter
 
 LONG_S, WARM_S = 240.0, 60.0
 TAKES_S = 60.0  # in real time, about
@@ -70,18 +72,20 @@ def build_scenario(load: Load, *, events: bool = True) -> Scenario:
 
 
 def serve(contender: Contender, load: Load, workload: Workload, seed: int, copy: Policy | None = None) -> Served:
-    """Let a router that reads no events serve the workload, and examine `copy` at each of its choices. Raises
-    WarmrouteError if it cannot be installed, does not start, or does not place every request.
+    """Let a router serve the workload, and examine `copy` at each of its choices. Raises WarmrouteError if it cannot be
+    installed, does not start, or does not place every request.
     """
-    scenario = build_scenario(load, events=False)
+    scenario = build_scenario(load, events=contender.reads_events)
+    scenario = replace(scenario, trouble=replace(scenario.trouble, events_lost=0.0))  # `HeldEngines` loses them
     with (
         tempfile.TemporaryDirectory(prefix="warmroute-headtohead-") as folder,
-        HeldEngines(ENGINES) as held,
+        HeldEngines(load.blocks, load.faults) as held,
         contender.start(held.engines, Path(folder)) as router,
     ):
-        rival = Rival(router.port, held, find_sessions(workload, scenario), BLOCK_TOKENS, copy)
+        rival = Rival(router, held, find_sessions(workload, scenario), BLOCK_TOKENS, copy)
         chosen = Policy("rival", (), (WeightedScorer("rival", 1.0, rival),), NamedPicker("best", Best()))
-        outcome = simulate(scenario, chosen, workload, seed=seed, at_once=load.agents, until_s=LONG_S)
+        router_of = partial(RivalRouter, rival)
+        outcome = simulate(scenario, chosen, workload, seed=seed, at_once=load.agents, until_s=LONG_S, router=router_of)
     if rival.agreement.choices != len(outcome):  # an error of a scorer is logged, and another policy decides
         raise WarmrouteError(f"{contender.name} placed {rival.agreement.choices} of {len(outcome)} requests")
     return Served(compute_figures(outcome, since_s=WARM_S, until_s=LONG_S), rival.agreement)

@@ -187,6 +187,11 @@ class SimulatedRouter:
 
     # requests
 
+    def on_first_byte(self, ticket: Ticket) -> None:
+        """Record the first byte of an answer."""
+        ticket.status = 200
+        self.scheduler.on_first_byte(ticket)
+
     def open(self, turn: SimulatedTurn) -> SimulatedRequest:
         """Open the record of a request that has arrived."""
         number = self.scheduler.selector.next_number()
@@ -276,8 +281,7 @@ class SimulatedRequest:
     def on_first_byte(self) -> None:
         """Record the first byte of the answer."""
         assert self._ticket is not None
-        self._ticket.status = 200
-        self.router.scheduler.on_first_byte(self._ticket)
+        self.router.on_first_byte(self._ticket)
 
     def on_done(
         self, cached_tokens: int, prompt_tokens: int, output_tokens: int, *, tool_call: bool | None = None

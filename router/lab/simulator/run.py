@@ -44,6 +44,7 @@ from scorers.admission.contract import NO_CLAIM, Admission, Claim
 ROUND_ROBIN = schema.PolicyConfig.model_validate({"scorers": [{"name": "round_robin"}]})  # before the router starts
 SOON_S = 0.001  # least time between two timed releases of an admission queue
 PROGRESS_EVERY = 256  # ended requests
+RouterBuilder = Callable[..., SimulatedRouter]  # with the arguments of `SimulatedRouter`
 
 
 def simulate(
@@ -58,6 +59,7 @@ def simulate(
     stopwatch: Callable[[], float] | None = None,
     progress: Callable[[float, int], None] | None = None,
     autoscaling: Autoscaling | None = None,
+    router: RouterBuilder = SimulatedRouter,
 ) -> SimulationOutcome:
     """Serve `workload` by `policy` and return the outcome. A built policy must not have been used before.
 
@@ -65,11 +67,12 @@ def simulate(
     begins at its `start_s`. `staggered`: the first sessions begin at a random turn, so that they do not all grow
     long at the same time. `until_s`: virtual time from which nothing is sent; requests under way are finished.
     `stopwatch` times decisions. `progress` gets virtual seconds and the number of ended requests now and then.
-    `autoscaling`: the fleet's size follows a rule, and `scenario.instances` is its largest.
+    `autoscaling`: the fleet's size follows a rule, and `scenario.instances` is its largest. `router` builds each
+    router.
     """
     if autoscaling is not None:
         scenario = autoscaling.shrink(scenario)
-    run = _Run(scenario, policy, [workload.sessions], seed, until_s, stopwatch, progress)
+    run = _Run(scenario, policy, [workload.sessions], seed, until_s, stopwatch, progress, build_router=router)
     if autoscaling is not None:
         run.autoscale(autoscaling)
     return run.serve([at_once], staggered)
@@ -127,8 +130,10 @@ class _Run:
         stopwatch: Callable[[], float] | None,
         progress: Callable[[float, int], None] | None,
         tenants: Sequence[TenantLoad] = (),
+        build_router: RouterBuilder = SimulatedRouter,
     ) -> None:
         self._tenants = tenants
+        self._build_router = build_router
         self._scenario = scenario
         self._policy = policy
         self._seed = seed
@@ -178,7 +183,7 @@ class _Run:
         if scenario.exchange is not None and scenario.routers > 1:
             exchanges = connect_exchanges(scenario.routers, scenario.exchange, self._event_queue, self._router_rng)
         return [
-            SimulatedRouter(
+            self._build_router(
                 policy, scenario, clock, seed=first + number, exchange=exchange, tenants=bool(self._tenants)
             )
             for number, exchange in enumerate(exchanges)
