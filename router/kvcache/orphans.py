@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from sys import getsizeof
 from typing import Any
 
@@ -10,22 +10,44 @@ from router.kvcache.events import BlocksStored
 
 ORPHAN_BYTES = 4 * 1024 * 1024  # limit on their memory, besides the limit on their number
 EVENT_BYTES = 1000  # counted per event: 4,000 events that wait for one parent are applied at once, in 30 ms
+CROWDED_BLOCKS = 256  # from so many on, events of blocks that are gone are looked for
 
 
 class Orphans:
     """At most `limit_blocks`, counted in `blocks`. Hashes are the 60 bits that `TargetBlocks` keeps."""
 
-    __slots__ = ("_bytes", "_events", "_limit_blocks", "_parents", "blocks")
+    __slots__ = ("_bytes", "_crowded_blocks", "_events", "_limit_blocks", "_parents", "blocks")
 
     def __init__(self, limit_blocks: int) -> None:
         self._limit_blocks = limit_blocks
         self.blocks = 0
         self._bytes = 0
+        self._crowded_blocks = CROWDED_BLOCKS
         self._events: dict[tuple[int, int], list[BlocksStored]] = {}  # by group and parent
         self._parents: set[int] = set()
 
     def __bool__(self) -> bool:
         return bool(self._events)
+
+    @property
+    def are_crowded(self) -> bool:
+        """Whether there are twice as many as `drop_gone` left."""
+        return self.blocks >= self._crowded_blocks
+
+    def drop_gone(self, is_cached: Callable[[int, int], bool]) -> None:
+        """Drop the events of blocks none of which `is_cached`, by group and hash: they lead to no other, either."""
+        for (group, parent), events in list(self._events.items()):
+            kept = [event for event in events if any(is_cached(group, hash_) for hash_ in event.hashes)]
+            if len(kept) == len(events):
+                continue
+            self._count(events, -1)
+            self._count(kept, 1)
+            if kept:
+                self._events[group, parent] = kept
+            else:
+                del self._events[group, parent]
+                self._parents.discard(parent)
+        self._crowded_blocks = max(CROWDED_BLOCKS, 2 * self.blocks)
 
     def is_awaited(self, group: int, hash_: int) -> bool:
         """Return whether an event waits for this block."""

@@ -6,7 +6,7 @@ since then must not count as cached again, and a client that reads slowly can de
 
 from __future__ import annotations
 
-from collections import deque
+from array import array
 from collections.abc import Sequence
 
 from router.kvcache.bulk import SHORT
@@ -17,30 +17,22 @@ MOST = 16_384  # blocks kept
 class RecentRemovals:
     """The latest removals. `count`: number of all blocks removed so far, which is a point in time for `since`."""
 
-    __slots__ = ("_events", "_kept", "count")
+    __slots__ = ("_hashes", "count")
 
     def __init__(self) -> None:
         self.count = 0
-        self._events: deque[Sequence[int]] = deque()
-        self._kept = 0  # blocks in `_events`
+        self._hashes: array[int] = array("Q")  # 60 bits each; up to twice as many as are kept
 
     def add(self, hashes: Sequence[int]) -> None:
-        """Add the blocks of an event. O(1)."""
-        self._events.append(hashes)
+        """Add the blocks of an event."""
         self.count += len(hashes)
-        self._kept += len(hashes)
-        while self._kept > MOST:
-            self._kept -= len(self._events.popleft())
+        self._hashes.extend([hash_ & SHORT for hash_ in hashes])
+        if len(self._hashes) >= 2 * MOST:
+            del self._hashes[:-MOST]
 
     def since(self, count: int) -> set[int] | None:
         """Return the hashes, 60 bits each, of the blocks removed since `count`; None: too many to be kept."""
         missing = self.count - count
-        if missing > self._kept:
+        if missing > MOST:
             return None
-        removed: set[int] = set()
-        for hashes in reversed(self._events):
-            if missing <= 0:
-                break
-            removed.update(hash_ & SHORT for hash_ in hashes)
-            missing -= len(hashes)
-        return removed
+        return set(self._hashes[len(self._hashes) - missing :])

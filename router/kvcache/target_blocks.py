@@ -363,6 +363,8 @@ class TargetBlocks:
             chain = self._chain(group, event)
             if chain is None:
                 self._orphans.add(event)
+                if self._orphans.are_crowded:
+                    self._orphans.drop_gone(self._is_cached)
                 continue
             after = chain.after
             for hash_, key in zip(event.hashes[-len(chain.keys) :] if chain.keys else (), chain.keys, strict=True):
@@ -437,6 +439,9 @@ class TargetBlocks:
             for number, group in self.groups.items()
             for event in self._orphans.find(number, parent)
         )
+
+    def _is_cached(self, group: int, hash_: Label) -> bool:
+        return self.groups[group].cached(hash_)
 
     def knows(self, hash_: Label) -> bool:
         """Return whether a block is cached, or is the parent for which another block waits."""

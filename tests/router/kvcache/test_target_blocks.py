@@ -10,6 +10,7 @@ from router.kvcache.block_holders import BlockHolders
 from router.kvcache.block_keys import Keyring
 from router.kvcache.bulk import SHORT
 from router.kvcache.events import BlocksRemoved, BlocksStored, EngineHash, Tier
+from router.kvcache.orphans import CROWDED_BLOCKS
 from router.kvcache.target_blocks import EARLY_ENTRIES, TargetBlocks
 
 RING = Keyring(2)
@@ -48,6 +49,19 @@ def test_what_waited_for_its_parent_enters_with_it(shelf: TargetBlocks) -> None:
     assert shelf.store(stored(3, 4)) == PROMPT[4:5]
     assert shelf.contiguous
     assert shelf.keyed_blocks == 5
+
+
+def test_events_of_blocks_that_are_gone_do_not_wait_for_ever() -> None:
+    shelf = TargetBlocks("m", 1, BlockHolders(), {}, RING, orphan_blocks=1000)
+    gone = [EngineHash(number) for number in range(104, 100 + CROWDED_BLOCKS)]
+    shelf.store(BlocksStored(gone, EngineHash(99), [0] * len(gone), 1, Tier.GPU, 0, None, None, None))
+    shelf.store(stored(2, 3))
+    shelf.remove(BlocksRemoved([*gone, *removed(3).hashes], Tier.GPU, 0))
+    assert shelf.orphans == CROWDED_BLOCKS - 2
+    shelf.store(stored(5, 6))
+    assert shelf.orphans == 4, "blocks 2, 5 and 6 are held"
+    assert shelf.store(stored(0, 1)) == PROMPT[:3]
+    assert shelf.orphans == 2
 
 
 @pytest.mark.parametrize(
