@@ -153,10 +153,17 @@ def used_tokens(load: Load) -> int:
 
 
 def blocks_ahead(
-    rows: Sequence[Row], credits: list[float], prompt_tokens: int, scale: float, floor: float, per_request: float
+    rows: Sequence[Row],
+    credits: list[float],
+    prompt_tokens: int,
+    scale: float,
+    floor: float,
+    per_block_in_use: float,
+    per_request: float,
 ) -> list[float]:
     """Return `scale` times the blocks to prefill at each row (its queue and the prompt less its credit, at least
-    `floor`), plus the blocks of KV in use with this prompt, plus `per_request` for each request there.
+    `floor`), plus `per_block_in_use` for each block of KV in use with this prompt, plus `per_request` for each request
+    there.
     """
     unit = block_tokens(rows)
     costs: list[float] = []
@@ -165,7 +172,8 @@ def blocks_ahead(
         ahead = load.prefill_tokens + prompt_tokens - credits[i]
         if ahead < floor:
             ahead = floor
-        costs.append((scale * ahead + used_tokens(load) + prompt_tokens) / unit + per_request * load.requests)
+        in_use = per_block_in_use * (used_tokens(load) + prompt_tokens)
+        costs.append((scale * ahead + in_use) / unit + per_request * load.requests)
     return costs
 
 

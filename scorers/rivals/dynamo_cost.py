@@ -62,7 +62,7 @@ class DynamoCost(Scorer):
         whole = whole_tokens(view)
         floor = 0.0 if self.overlap_score_credit <= 1 else float("-inf")
         scale, per_request = self.prefill_load_scale, self.decode_active_request_weight
-        return blocks_ahead(view.rows, self._credits(view, whole), whole, scale, floor, per_request)
+        return blocks_ahead(view.rows, self._credits(view, whole), whole, scale, floor, 1.0, per_request)
 
     def parts(self, view: View) -> Mapping[str, Sequence[float]]:
         rows, whole = view.rows, whole_tokens(view)

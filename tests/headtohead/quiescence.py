@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from router.errors import WarmrouteError
 
-POLL_S, PATIENCE_S = 0.0005, 30.0
+POLL_S, PATIENCE_S = 0.001, 30.0
 
 
 class ThreadState(NamedTuple):

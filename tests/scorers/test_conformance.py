@@ -80,7 +80,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("least_work_left", {"pool": False}),
     ("dynamo_cost", {"overlap_score_credit_decay": 0.5, "shared_cache_multiplier": 0.5}),
     ("dynamo_cost", {"overlap_score_credit": 2.0, "decode_active_request_weight": 3.0, "prefill_load_scale": 0.3}),
-    ("vllm_router_kv_aware", {"decode_active_request_weight": 3.0, "prefill_load_scale": 0.0}),
+    ("vllm_router_kv_aware", {"decode_active_request_weight": 3.0, "kv_in_use_weight": 0.5}),
     ("lmetric", {"shared_cache_multiplier": 1.0}),
     ("jsew", {"prefill_load_scale": 2.0, "decode_work_scale": 0.0}),
     ("smetric", {"colocated": False}),

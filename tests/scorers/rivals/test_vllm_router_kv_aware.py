@@ -1,5 +1,6 @@
 """Worked arithmetic: blocks have 16 tokens, the prompt 1,600 (100 blocks) unless something else is said."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,15 +13,19 @@ from tests.suites.properties import examples
 from tests.suites.scorers import check_scorer
 from tests.suites.views import a_load, a_row, a_view, an_overlap, overlaps, views
 
+OF_ISSUE = VllmRouterKvAware(kv_in_use_weight=1.0)
 
-def score(*rows: Row, scorer: VllmRouterKvAware | None = None, **known: Any) -> list[float]:
-    return list((scorer or VllmRouterKvAware()).score(a_view(*rows, **({"prompt_tokens": 1600} | known))))
+
+def score(*rows: Row, scorer: VllmRouterKvAware = OF_ISSUE, **known: Any) -> list[float]:
+    return list(scorer.score(a_view(*rows, **({"prompt_tokens": 1600} | known))))
 
 
 def test_prefill_ahead_less_what_is_held_plus_decode() -> None:
     # cold: 100 + 100.  warm and busy: (320 + 1600 - 800) / 16 + (4800 + 1600) / 16 = 70 + 400
     busy = a_load(prefill_tokens=320, context_tokens=4800)
-    assert score(a_row("cold", an_overlap(0)), a_row("warm", an_overlap(800), busy)) == [200, 470]
+    rows = a_row("cold", an_overlap(0)), a_row("warm", an_overlap(800), busy)
+    assert score(*rows) == [200, 470]
+    assert score(*rows, scorer=VllmRouterKvAware()) == [100, 70], "as released"
 
 
 def test_every_place_has_its_worth() -> None:
@@ -44,17 +49,17 @@ def test_what_was_just_sent_counts_as_held() -> None:
 
 def test_scale_and_request_weight() -> None:
     # 3 * 50 + 100 + 2 * 7
-    scorer = VllmRouterKvAware(prefill_load_scale=3.0, decode_active_request_weight=2.0)
+    scorer = replace(OF_ISSUE, prefill_load_scale=3.0, decode_active_request_weight=2.0)
     assert score(a_row("a", an_overlap(800), a_load(requests=7)), scorer=scorer) == [264]
 
 
 def test_less_credit_than_a_whole_block() -> None:
     # 1600 - 0.5 * 800 = 1200 -> 75
-    assert score(a_row("a", an_overlap(800)), scorer=VllmRouterKvAware(overlap_credit=0.5)) == [175]
+    assert score(a_row("a", an_overlap(800)), scorer=replace(OF_ISSUE, overlap_credit=0.5)) == [175]
 
 
 def test_credit_ends_at_nothing_to_compute() -> None:
-    assert score(a_row("a", an_overlap(1600)), scorer=VllmRouterKvAware(overlap_credit=2.0)) == [100]
+    assert score(a_row("a", an_overlap(1600)), scorer=replace(OF_ISSUE, overlap_credit=2.0)) == [100]
 
 
 def test_larger_blocks_do_not_look_idle() -> None:
@@ -79,7 +84,7 @@ def test_no_weight_is_negative() -> None:
 @given(overlaps(), st.integers(0, 100_000))
 def test_no_token_is_credited_twice(overlap: Overlap, pooled: int) -> None:
     """If every place were worth as much as the GPU, what is spared would be the union of them all."""
-    alike = VllmRouterKvAware(kv_penalty_host=1.0, kv_penalty_external=1.0, kv_penalty_disk=1.0)
+    alike = replace(OF_ISSUE, kv_penalty_host=1.0, kv_penalty_external=1.0, kv_penalty_disk=1.0)
     union = max(overlap.expected_tokens, overlap.disk_tokens, pooled)
     row = a_row("a", overlap)
     assert score(row, scorer=alike, pool=PoolHit(pooled, 0.1), prompt_tokens=100_000) == [
