@@ -19,10 +19,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from string import Template
 from typing import Any
 
 from router.lab.local_stack.install import InstallFailed, cached_venv
 from router.lab.local_stack.preflight import free_ports
+from tests.gateway.install import install, program, why_unavailable
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -177,6 +179,24 @@ def nginx(backends: Sequence[int], folder: Path, method: str = "") -> Iterator[R
     file = folder / "nginx.conf"
     file.write_text(NGINX.format(folder=folder, port=port, upstream=f"{method} {servers} keepalive 64;"))
     with served("nginx", [program, "-c", str(file), "-e", "stderr"], port, folder) as running:
+        yield running
+
+
+@contextmanager
+def envoy(backends: Sequence[int], folder: Path, policy: str = "ROUND_ROBIN") -> Iterator[Running]:
+    """Run Envoy with one worker. `policy` is the `lb_policy` of its cluster; a hash is one of the session's id. Raises
+    InstallFailed where it cannot be installed.
+    """
+    if (why := why_unavailable("envoy")) is not None:
+        raise InstallFailed(why)
+    install("envoy")
+    (port,) = free_ports(1)
+    addresses = [{"socket_address": {"address": "127.0.0.1", "port_value": backend}} for backend in backends]
+    endpoints = json.dumps([{"endpoint": {"address": address}} for address in addresses])
+    template, file = Template((HERE / "envoy.yaml").read_text()), folder / "envoy.yaml"
+    file.write_text(template.substitute(port=port, policy=policy, endpoints=endpoints))
+    command = [str(program("envoy")), "-c", str(file), "--concurrency", "1", "--disable-hot-restart"]
+    with served("envoy", [*command, "--log-level", "error"], port, folder) as running:
         yield running
 
 

@@ -28,7 +28,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from router.lab.local_stack.install import cache_root
+from router.lab.local_stack.install import InstallFailed, cache_root
 
 SCRIPT = Path(__file__).resolve().parent / "build_apiserver.sh"
 SOURCES = Path("/etc/apt/sources.list.d/debian.sources")  # what the script reads
@@ -42,10 +42,6 @@ SCHEMAS_PACKAGE = "kubernetes-validate==1.37.0"
 SCHEMAS = "kubernetes-schemas.zip"
 SCHEMAS_FOLDER = "kubernetes_validate/kubernetes-json-schema/v1.34.0-local-strict/"
 WHEELS_FOR = "Linux x86_64"
-
-
-class InstallFailed(Exception):
-    """A build or a download that should have worked; the text says what failed and where its log is."""
 
 
 def program(name: str) -> Path:
@@ -72,8 +68,8 @@ def why_unavailable(name: str) -> str | None:
     return None if system == WHEELS_FOR else f"{name} is taken from a wheel for {WHEELS_FOR}: this is {system}"
 
 
-def install() -> None:
-    """Put all programs that this system can have into the cache. Raises InstallFailed."""
+def install(only: str | None = None) -> None:
+    """Put all programs that this system can have, or one of them, into the cache. Raises InstallFailed."""
     makers = {
         BUILT: build_api_server,
         PROMETHEUS: fetch_prometheus,
@@ -82,6 +78,8 @@ def install() -> None:
         (SCHEMAS,): repack_schemas,
     }
     for names, make in makers.items():
+        if only is not None and only not in names:
+            continue
         folder = program(names[0]).parent
         with _locked(folder):
             if why_missing(*names) is None:

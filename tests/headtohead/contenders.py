@@ -77,4 +77,6 @@ CONTENDERS: Sequence[Contender] = (
     Contender("Dynamo `select_service`", _dynamo, reads_events=True),
     Contender("nginx round robin", partial(_at_ports, routers.nginx, method="")),
     Contender("nginx `least_conn`", partial(_at_ports, routers.nginx, method="least_conn;")),
+    Contender("Envoy `LEAST_REQUEST`", partial(_at_ports, routers.envoy, policy="LEAST_REQUEST")),
+    Contender("Envoy `RING_HASH`", partial(_at_ports, routers.envoy, policy="RING_HASH")),
 )
