@@ -2,11 +2,17 @@
 
 bool choose_seed(uint64_t *seed)
 {
-    PyObject *text = PyUnicode_FromString("warmroute"); /* its hash depends on the process's secret */
-    Py_hash_t hash = text == NULL ? -1 : PyObject_Hash(text);
-    Py_XDECREF(text);
-    *seed = (uint64_t)hash;
-    return hash != -1 || !PyErr_Occurred();
+    PyObject *os = PyImport_ImportModule("os"); /* not the hash of a string: a simulation draws what os.urandom returns */
+    PyObject *drawn = os == NULL ? NULL : PyObject_CallMethod(os, "urandom", "n", (Py_ssize_t)sizeof *seed);
+    char *bytes = NULL;
+    Py_ssize_t count = 0;
+    bool chosen = drawn != NULL && PyBytes_AsStringAndSize(drawn, &bytes, &count) == 0;
+    if (chosen) {
+        memcpy(seed, bytes, sizeof *seed); /* as many as were wanted */
+    }
+    Py_XDECREF(drawn);
+    Py_XDECREF(os);
+    return chosen;
 }
 
 static PyObject *pack_low_words(PyObject *Py_UNUSED(module), PyObject *list)
