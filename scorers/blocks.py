@@ -152,28 +152,28 @@ def used_tokens(load: Load) -> int:
     return load.context_tokens if load.live_tokens is None else load.live_tokens
 
 
-def blocks_ahead(
-    rows: Sequence[Row],
-    credits: list[float],
-    prompt_tokens: int,
-    scale: float,
-    floor: float,
-    per_block_in_use: float,
-    per_request: float,
-) -> list[float]:
-    """Return `scale` times the blocks to prefill at each row (its queue and the prompt less its credit, at least
-    `floor`), plus `per_block_in_use` for each block of KV in use with this prompt, plus `per_request` for each request
-    there.
+class BlockWeights(NamedTuple):
+    """Weights of `blocks_ahead`."""
+
+    prefill: float  # of a block to prefill
+    in_use: float  # of a block of KV in use
+    request: float
+    floor: float = 0.0  # of the tokens to prefill
+
+
+def blocks_ahead(rows: Sequence[Row], credits: list[float], prompt_tokens: int, weights: BlockWeights) -> list[float]:
+    """Return the weighted sum of the blocks to prefill at each row (its queue and the prompt less its credit), the
+    blocks of KV in use with this prompt, and the requests there.
     """
     unit = block_tokens(rows)
     costs: list[float] = []
     for i, row in enumerate(rows):
         load = row.load
         ahead = load.prefill_tokens + prompt_tokens - credits[i]
-        if ahead < floor:
-            ahead = floor
-        in_use = per_block_in_use * (used_tokens(load) + prompt_tokens)
-        costs.append((scale * ahead + in_use) / unit + per_request * load.requests)
+        if ahead < weights.floor:
+            ahead = weights.floor
+        in_use = weights.in_use * (used_tokens(load) + prompt_tokens)
+        costs.append((weights.prefill * ahead + in_use) / unit + weights.request * load.requests)
     return costs
 
 

@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from scorers.blocks import (
+    BlockWeights,
     Credit,
     block_tokens,
     blocks_ahead,
@@ -61,8 +62,8 @@ class DynamoCost(Scorer):
     def score(self, view: View) -> Sequence[float]:
         whole = whole_tokens(view)
         floor = 0.0 if self.overlap_score_credit <= 1 else float("-inf")
-        scale, per_request = self.prefill_load_scale, self.decode_active_request_weight
-        return blocks_ahead(view.rows, self._credits(view, whole), whole, scale, floor, 1.0, per_request)
+        weights = BlockWeights(self.prefill_load_scale, 1.0, self.decode_active_request_weight, floor)
+        return blocks_ahead(view.rows, self._credits(view, whole), whole, weights)
 
     def parts(self, view: View) -> Mapping[str, Sequence[float]]:
         rows, whole = view.rows, whole_tokens(view)

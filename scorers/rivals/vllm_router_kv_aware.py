@@ -25,6 +25,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from scorers.blocks import (
+    BlockWeights,
     TierWeights,
     block_tokens,
     blocks_ahead,
@@ -64,8 +65,8 @@ class VllmRouterKvAware(Scorer):
 
     def score(self, view: View) -> Sequence[float]:
         credits = self._credits(view)
-        scale, in_use, per_request = self.prefill_load_scale, self.kv_in_use_weight, self.decode_active_request_weight
-        return blocks_ahead(view.rows, credits, whole_tokens(view), scale, 0.0, in_use, per_request)
+        weights = BlockWeights(self.prefill_load_scale, self.kv_in_use_weight, self.decode_active_request_weight)
+        return blocks_ahead(view.rows, credits, whole_tokens(view), weights)
 
     def parts(self, view: View) -> Mapping[str, Sequence[float]]:
         rows, whole, unit = view.rows, whole_tokens(view), block_tokens(view.rows)
