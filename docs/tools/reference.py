@@ -23,6 +23,10 @@ from scorers.admission.contract import AdmissionRule
 from scorers.contract import Needs, Plugin, Scorer
 from scorers.parameters import parameters
 from scorers.registry import BUILTINS, load_registry
+from tests.headtohead.comparison import MIN_PAIRS
+from tests.headtohead.loads import SIMULATED
+from tests.headtohead.match import decode_matches
+from tests.headtohead.page import render_overview
 from tests.picker_conformance.report import PROTOCOL_VERSION, SUITE_VERSION
 from tests.picker_conformance.suite import CASES
 
@@ -45,6 +49,7 @@ def render_ends() -> dict[str, str]:
     """Return the generated end of each page that has one, by its path without the suffix."""
     made = {"operate/doctor": doctor, "operate/picker-conformance": picker_conformance}
     made["features/which-models"] = which_models
+    made["measurements/routers"] = which_router
     return {name: "\n".join(["", *lines()]).rstrip() + "\n" for name, lines in made.items()}
 
 
@@ -339,6 +344,21 @@ def which_models() -> Iterator[str]:
             for mode, row in rows
         ],
     )
+
+
+# routers
+
+
+def which_router() -> Iterator[str]:
+    matches = decode_matches((DOCS / "measurements" / "routers.json").read_bytes())
+    yield "## All loads and routers\n"
+    yield "Medians over the seeds. In brackets: the difference from Warmroute's over the same seeds, `=` if its 95 %"
+    yield f"interval (bootstrap) contains none, nothing with fewer than {MIN_PAIRS} seeds; `-`: not played.\n"
+    yield from render_overview(SIMULATED, matches)
+    yield "| load | what it is |"
+    yield "|---|---|"
+    for load in SIMULATED:
+        yield f"| {load.name} | {load.about} |"
 
 
 # checks of the doctor

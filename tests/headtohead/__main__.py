@@ -4,7 +4,9 @@
     python -m tests.headtohead --virtual [--load NAME ...] [--router NAME ...] [--seeds 8] [--first-seed 1]
 
 The first is with emulated engines in real time, the second with simulated ones in virtual time (`simulated.py`). Each
-match is kept as JSON in `build/headtohead`, and is not played again; the page is written there, too.
+match is kept as JSON in `build/headtohead`, and is not played again; the page is written there, too, and all records as
+`live.json` or `virtual.json`, with a chart. The latter, as `docs/measurements/routers.json`, is the source of "Which
+router?".
 """
 
 from __future__ import annotations
@@ -24,10 +26,11 @@ from rich.console import Console
 from router.clock import SystemClock
 from router.errors import WarmrouteError
 from tests.headtohead import simulated
+from tests.headtohead.chart import draw
 from tests.headtohead.contenders import CONTENDERS, Contender
 from tests.headtohead.control import Control, examine
 from tests.headtohead.loads import LOADS, LONG_S, SHORT, SIMULATED, Load
-from tests.headtohead.match import Match, MatchFigures, play
+from tests.headtohead.match import Match, MatchFigures, encode_matches, play
 from tests.headtohead.page import render
 from tests.suites.rows import in_turn
 
@@ -133,7 +136,10 @@ def main() -> int:
         if one.left_out is not None:
             console.print(f"{one.router} is left out: {one.left_out}", highlight=False)
     page = render(loads, matches, controls)
-    (FOLDER / ("virtual.md" if chosen.virtual else "page.md")).write_text(page)
+    name = "virtual" if chosen.virtual else "live"
+    (FOLDER / f"{name}.md").write_text(page)
+    (FOLDER / f"{name}.json").write_bytes(encode_matches(matches))
+    draw(loads, matches, FOLDER / f"{name}.png")
     console.print(page, markup=False, highlight=False)
     return 0 if len(matches) == len(plan) else 130
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import exp, log
+from statistics import median
 from typing import NamedTuple
 
 import numpy as np
@@ -46,6 +47,12 @@ def by_router(matches: Iterable[Match], load: str) -> Mapping[str, Mapping[int, 
         if match.load == load and match.figures is not None:
             found.setdefault(match.router, {})[match.seed] = match
     return found
+
+
+def median_figure(matches: Mapping[int, Match], figure: str) -> float | None:
+    """Return the median of a figure over the seeds; None if no match has it."""
+    values = [value for match in matches.values() if (value := getattr(match.figures, figure, None)) is not None]
+    return median(values) if values else None
 
 
 def compare_figure(theirs: Mapping[int, Match], ours: Mapping[int, Match], figure: str) -> Ratio | None:

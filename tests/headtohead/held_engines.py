@@ -12,7 +12,6 @@ from collections.abc import Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Self, TypeVar
 
-import httpx
 import msgspec
 
 from router.clock import SystemClock
@@ -26,11 +25,18 @@ from tests.bench.engine import RENDER, Publishers, Settings
 from tests.bench.engine import Engine as BenchEngine
 from tests.bench.routers import Running
 from tests.headtohead.engines import BLOCKS, ENGINES, NO_FAULTS, Engine
-from tests.headtohead.quiescence import until_quiescent
+from tests.headtohead.quiescence import Quiescence
 
 T = TypeVar("T")
 PATIENCE_S = 60.0
 READ_S = 0.015  # until a router that looks for events now and then has read them; vllm-router takes up to 5 ms
+
+
+class Answer(NamedTuple):
+    """What a client got. `text` is all of it, the head too; `status` is 0 if there is none."""
+
+    status: int
+    text: str
 
 
 class Held(NamedTuple):
@@ -38,7 +44,7 @@ class Held(NamedTuple):
 
     number: int
     connection: HeldEngine
-    answer: asyncio.Task[httpx.Response]
+    answer: asyncio.Task[Answer]
 
 
 class HeldEngine(BenchEngine):
@@ -102,6 +108,7 @@ class HeldEngines:
         self._servers: list[asyncio.Server] = []
         self._arrived: asyncio.Future[HeldEngine] = self._loop.create_future()
         self._read_s = 0.0  # when the last events have been read
+        self._quiescence: Quiescence | None = None  # of the router that was sent something
         self.engines: list[Engine] = []
 
     def __enter__(self) -> Self:
@@ -139,9 +146,6 @@ class HeldEngines:
             self._arrived.set_result(connection)
 
     async def _listen(self) -> list[Engine]:
-        # a connection for each request: routers close those that idle
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-        self._http = httpx.AsyncClient(trust_env=False, timeout=None, limits=limits)
         settings = Settings(0.0, None, self._silent)
         return [await self._open(number, settings) for number in range(ENGINES)]
 
@@ -162,7 +166,8 @@ class HeldEngines:
         self._sockets.close()
         for server in self._servers:
             server.close()
-        await self._http.aclose()
+        if self._quiescence is not None:
+            self._quiescence.close()
 
     async def _publish(self, number: int, events: Sequence[Event]) -> None:
         self._publishers[number].publish([_with_token_ids(event) for event in events])
@@ -173,12 +178,11 @@ class HeldEngines:
 
     async def _send(self, router: Running, content: bytes, session: str) -> Held:
         await asyncio.sleep(self._read_s - self._loop.time())
-        await until_quiescent(router.pids())
+        if self._quiescence is None:
+            self._quiescence = Quiescence(router.pids())
+        await self._quiescence.wait()
         self._arrived = self._loop.create_future()
-        headers = {"content-type": "application/json", "x-session-id": session}
-        url = f"http://127.0.0.1:{router.port}/v1/chat/completions"
-        sent = self._http.post(url, content=content, headers=headers)
-        answer = self._loop.create_task(sent)
+        answer = self._loop.create_task(_post(router.port, content, session))
         either: list[asyncio.Future[Any]] = [self._arrived, answer]
         await asyncio.wait(either, timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
         if self._arrived.done():
@@ -192,7 +196,7 @@ class HeldEngines:
     async def _release(self, held: Held) -> None:
         held.connection.release()
         answer = await asyncio.wait_for(held.answer, PATIENCE_S)
-        if answer.status_code != 200:
+        if answer.status != 200 or "[DONE]" not in answer.text:
             raise WarmrouteError(f"a client got {_describe(answer)}")
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
@@ -205,5 +209,19 @@ def _with_token_ids(event: Event) -> Event:
     return event._replace(token_ids=_token_ids(write_text(event.hashes)))
 
 
-def _describe(answer: httpx.Response) -> str:
-    return f"{answer.status_code} {answer.text[:200]}"
+async def _post(port: int, content: bytes, session: str) -> Answer:
+    """Send a chat on a connection of its own, since routers close those that idle."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    head = (
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: router\r\nconnection: close\r\ncontent-type: application/json\r\n"
+        f"x-session-id: {session}\r\ncontent-length: {len(content)}\r\n\r\n"
+    )
+    writer.write(head.encode() + content)
+    answer = await reader.read()
+    writer.close()
+    status = answer.split(b" ", 2)[1:2]
+    return Answer(int(status[0]) if status else 0, answer.decode(errors="replace"))
+
+
+def _describe(answer: Answer) -> str:
+    return f"{answer.status}: {answer.text[-200:]}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -33,7 +33,9 @@ SETTLE_S = 2.0  # until routers have read the engines' metrics and events
 class MatchFigures(msgspec.Struct, frozen=True):
     """What one match showed. None: there was nothing to measure it on."""
 
-    turns_per_s: float
+    turns_per_s: (
+        float | None
+    )  # of the whole match: who answers sooner is further in the sessions, where pauses are longer
     ttft_p50_s: float | None
     ttft_p90_s: float | None
     ttft_p99_s: float | None
@@ -57,6 +59,16 @@ class Match(msgspec.Struct, frozen=True):
     took_s: float
     left_out: str | None
     figures: MatchFigures | None
+
+
+def encode_matches(matches: Iterable[Match]) -> bytes:
+    """Return a JSON array with a match per line, in an order that does not depend on that of the play."""
+    ordered = sorted(matches, key=lambda one: (one.load, one.seed, one.router))
+    return b"[\n" + b",\n".join(map(msgspec.json.encode, ordered)) + b"\n]\n"
+
+
+def decode_matches(encoded: bytes) -> list[Match]:
+    return msgspec.json.decode(encoded, type=list[Match])
 
 
 async def play(contender: Contender, load: Load, seed: int, folder: Path) -> MatchFigures:
@@ -98,11 +110,12 @@ async def _measure(router: Running, load: Load, seed: int, fleet: EmbeddedFleet,
 
 
 def _describe(rows: Sequence[SentRequest], cpu_s: float, rss_mb: float, took_s: float, idle_s: float) -> MatchFigures:
+    ended = sum(row.failure is None and row.sent_s + row.duration_s <= LONG_S for row in rows)
     later = [row for row in rows if row.sent_s >= WARM_S]
     answered = [row for row in later if row.failure is None]
     ttfts = sorted(row.ttft_s for row in answered if row.ttft_s is not None)
     return MatchFigures(
-        turns_per_s=sum(row.sent_s + row.duration_s <= LONG_S for row in answered) / (LONG_S - WARM_S),
+        turns_per_s=ended / LONG_S,
         ttft_p50_s=quantile(ttfts, 0.5),
         ttft_p90_s=quantile(ttfts, 0.9),
         ttft_p99_s=quantile(ttfts, 0.99),

@@ -1,18 +1,45 @@
-"""The comparison as Markdown: a table for each load, and what was left out or is doubtful."""
+"""The comparison as Markdown: a table for each figure with all loads and routers, or a table for each load, with what
+is doubtful.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from statistics import median
+from collections.abc import Iterator, Mapping, Sequence
 
-from tests.headtohead.comparison import Ratio, by_router, compare_figure
+from tests.headtohead.comparison import Ratio, by_router, compare_figure, median_figure
 from tests.headtohead.contenders import CONTENDERS, OURS
 from tests.headtohead.control import Control
 from tests.headtohead.loads import Load
-from tests.headtohead.match import Match, MatchFigures
+from tests.headtohead.match import Match
 
 BUSY_CORE, NO_IDLE, LATE_S = 0.8, 0.05, 0.05
+OVERVIEW = (
+    ("Time to the first token, P90, s", "ttft_p90_s", "{:.2g}"),
+    ("Prompt tokens found in the engine's cache", "hit_share", "{:.0%}"),
+    ("Turns per second", "turns_per_s", "{:.1f}"),
+)
 HEAD = ("router", "turns/s", "TTFT p50, s", "p90", "p99", "hits", "failed", "CPU, ms/request", "memory, MB")
+
+
+def render_overview(loads: Sequence[Load], matches: Sequence[Match]) -> Iterator[str]:
+    """Yield a table for each figure: a row for each load, a column for each router that has played. Values are medians
+    over the seeds; in brackets as in `render`.
+    """
+    played = {load.name: found for load in loads if (found := by_router(matches, load.name))}
+    names = [one.name for one in CONTENDERS if any(one.name in found for found in played.values())]
+    for title, figure, form in OVERVIEW:
+        yield f"**{title}**\n"
+        yield f"| load | seeds | {' | '.join(names)} |"
+        yield f"|---|--:|{'--:|' * len(names)}"
+        for load, found in played.items():
+            seeds = len({seed for those in found.values() for seed in those})
+            cells = [_cell(found.get(name, {}), found.get(OURS, {}), name, figure, form) for name in names]
+            yield f"| {load} | {seeds} | {' | '.join(cells)} |"
+        yield ""
+
+
+def _cell(matches: Mapping[int, Match], ours: Mapping[int, Match], name: str, figure: str, form: str) -> str:
+    return _median(matches, figure, form) + _beside(None if name == OURS else compare_figure(matches, ours, figure))
 
 
 def render(loads: Sequence[Load], matches: Sequence[Match], controls: Sequence[Control]) -> str:
@@ -20,7 +47,7 @@ def render(loads: Sequence[Load], matches: Sequence[Match], controls: Sequence[C
     the noise, nothing if there are too few seeds to know.
     """
     tables = [line for load in loads for line in _load(load, by_router(matches, load.name))]
-    return "\n".join([*_controls(controls), *tables])
+    return "\n".join([*_controls(controls), *render_overview(loads, matches), *tables])
 
 
 def _controls(controls: Sequence[Control]) -> Iterator[str]:
@@ -52,7 +79,6 @@ def _load(load: Load, played: Mapping[str, Mapping[int, Match]]) -> Iterator[str
 
 
 def _row(name: str, matches: Mapping[int, Match], ours: Mapping[int, Match]) -> Iterator[str]:
-    figures = [match.figures for match in matches.values() if match.figures is not None]
     yield f"**{name}**" if name == OURS else name
     for figure, form in (
         ("turns_per_s", "{:.1f}"),
@@ -60,17 +86,16 @@ def _row(name: str, matches: Mapping[int, Match], ours: Mapping[int, Match]) -> 
         ("ttft_p90_s", "{:.2g}"),
         ("ttft_p99_s", "{:.2g}"),
     ):
-        ratio = None if name == OURS else compare_figure(matches, ours, figure)
-        yield _median(figures, figure, form) + _beside(ratio)
-    yield _median(figures, "hit_share", "{:.0%}")
-    yield f"{sum(one.failed for one in figures)}"
-    yield _median(figures, "cpu_ms", "{:.1f}")
-    yield _median(figures, "rss_mb", "{:.0f}")
+        yield _cell(matches, ours, name, figure, form)
+    yield _median(matches, "hit_share", "{:.0%}")
+    yield f"{sum(match.figures.failed for match in matches.values() if match.figures is not None)}"
+    yield _median(matches, "cpu_ms", "{:.1f}")
+    yield _median(matches, "rss_mb", "{:.0f}")
 
 
-def _median(figures: Iterable[MatchFigures], name: str, form: str) -> str:
-    values = [value for one in figures if (value := getattr(one, name)) is not None]
-    return form.format(median(values)) if values else "-"
+def _median(matches: Mapping[int, Match], figure: str, form: str) -> str:
+    value = median_figure(matches, figure)
+    return "-" if value is None else form.format(value)
 
 
 def _beside(ratio: Ratio | None) -> str:

@@ -24,26 +24,47 @@ class ThreadState(NamedTuple):
     scheduled: bytes
 
 
-async def until_quiescent(pids: Sequence[int]) -> None:
-    """Return when all threads of these processes, and those of this one but the caller's, sleep, and none has run
-    between two looks. Raises WarmrouteError if that does not happen within `PATIENCE_S`.
+class Quiescence:
+    """Looks at the threads of these processes, and at those of this one but the caller's. Keeps two files of each open
+    until `close`.
     """
-    caller, before = str(threading.get_native_id()), list[ThreadState]()
-    for _ in range(int(PATIENCE_S / POLL_S)):
-        seen = [one for pid in (os.getpid(), *pids) for one in _threads(pid) if one.thread != caller]
-        if seen == before and all(one.is_asleep for one in seen):
-            return
-        before = seen
-        await asyncio.sleep(POLL_S)
-    raise WarmrouteError(f"the processes {pids} have not slept for {PATIENCE_S:.0f} s")
 
+    def __init__(self, pids: Sequence[int]) -> None:
+        self._folders = [f"/proc/{pid}/task" for pid in (os.getpid(), *pids)]
+        self._files: dict[str, tuple[int, int]] = {}  # by thread: its state, and how it was scheduled
 
-def _threads(pid: int) -> Iterator[ThreadState]:
-    folder = f"/proc/{pid}/task"
-    for thread in os.listdir(folder):
-        try:
-            with open(f"{folder}/{thread}/stat", "rb") as stat, open(f"{folder}/{thread}/schedstat", "rb") as scheduled:
-                state = stat.read().rpartition(b")")[2].split()[0]
-                yield ThreadState(thread, state == b"S", scheduled.read())
-        except OSError:  # it has ended since
-            continue
+    async def wait(self) -> None:
+        """Return when all threads sleep and none has run between two looks. Raises WarmrouteError if that does not
+        happen within `PATIENCE_S`.
+        """
+        caller, before = str(threading.get_native_id()), list[ThreadState]()
+        for _ in range(int(PATIENCE_S / POLL_S)):
+            seen = list(self._look(caller))
+            if seen == before and all(one.is_asleep for one in seen):
+                return
+            before = seen
+            await asyncio.sleep(POLL_S)
+        raise WarmrouteError(f"the router's threads have not slept for {PATIENCE_S:.0f} s")
+
+    def close(self) -> None:
+        for files in self._files.values():
+            for file in files:
+                os.close(file)
+        self._files.clear()
+
+    def _look(self, caller: str) -> Iterator[ThreadState]:
+        for folder in self._folders:
+            for thread in os.listdir(folder):
+                if thread == caller:
+                    continue
+                try:
+                    state, scheduled = self._files.get(thread) or self._open(folder, thread)
+                    asleep = os.pread(state, 128, 0).rpartition(b")")[2].startswith(b" S")
+                    yield ThreadState(thread, asleep, os.pread(scheduled, 128, 0))
+                except OSError:  # it has ended since
+                    continue
+
+    def _open(self, folder: str, thread: str) -> tuple[int, int]:
+        state, scheduled = (os.open(f"{folder}/{thread}/{name}", os.O_RDONLY) for name in ("stat", "schedstat"))
+        self._files[thread] = state, scheduled
+        return state, scheduled

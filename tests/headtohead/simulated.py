@@ -18,7 +18,7 @@ from router.config.schema import PolicyConfig
 from router.errors import WarmrouteError
 from router.lab.engine_profile import EngineProfile
 from router.lab.simulator.event_queue import EventQueue
-from router.lab.simulator.outcome import SimulationFigures, compute_figures
+from router.lab.simulator.outcome import SimulationFigures, SimulationOutcome, compute_figures
 from router.lab.simulator.router import SimulatedRouter
 from router.lab.simulator.run import simulate
 from router.lab.simulator.scenario import EventLags, InstanceFailure, Scenario, Trouble
@@ -38,7 +38,7 @@ TAKES_S = 60.0  # in real time, about
 
 
 class Served(NamedTuple):
-    figures: SimulationFigures  # of the requests sent after the first `WARM_S`
+    figures: SimulationFigures  # as by `_figures`
     agreement: Agreement
 
 
@@ -88,14 +88,19 @@ def serve(contender: Contender, load: Load, workload: Workload, seed: int, copy:
         outcome = simulate(scenario, chosen, workload, seed=seed, at_once=load.agents, until_s=LONG_S, router=router_of)
     if rival.agreement.choices != len(outcome):  # an error of a scorer is logged, and another policy decides
         raise WarmrouteError(f"{contender.name} placed {rival.agreement.choices} of {len(outcome)} requests")
-    return Served(compute_figures(outcome, since_s=WARM_S, until_s=LONG_S), rival.agreement)
+    return Served(_figures(outcome), rival.agreement)
 
 
 def serve_alone(alone: PolicyConfig, load: Load, workload: Workload, seed: int, *, events: bool) -> SimulationFigures:
     """Let one of our policies serve the workload."""
     scenario = build_scenario(load, events=events)
-    outcome = simulate(scenario, alone, workload, seed=seed, at_once=load.agents, until_s=LONG_S)
-    return compute_figures(outcome, since_s=WARM_S, until_s=LONG_S)
+    return _figures(simulate(scenario, alone, workload, seed=seed, at_once=load.agents, until_s=LONG_S))
+
+
+def _figures(outcome: SimulationOutcome) -> SimulationFigures:
+    """Return the figures of the requests sent after the first `WARM_S`, with the throughput of the whole time."""
+    whole = compute_figures(outcome, until_s=LONG_S)
+    return compute_figures(outcome, since_s=WARM_S, until_s=LONG_S)._replace(requests_per_s=whole.requests_per_s)
 
 
 def find_sessions(workload: Workload, scenario: Scenario) -> Mapping[str, Session]:

@@ -8,7 +8,7 @@ from tests.headtohead.comparison import MIN_PAIRS, by_router, compare, compare_f
 from tests.headtohead.contenders import OURS
 from tests.headtohead.control import Control
 from tests.headtohead.loads import LOADS
-from tests.headtohead.match import Match, MatchFigures
+from tests.headtohead.match import Match, MatchFigures, decode_matches, encode_matches
 from tests.headtohead.page import render
 
 OURS_S = [1.0, 2.0, 4.0, 3.0, 1.5, 2.5]
@@ -54,6 +54,7 @@ def test_routers_are_compared_over_the_seeds_that_both_played() -> None:
 def test_the_page_has_a_row_for_each_router_that_played() -> None:
     theirs = "smg `cache_aware`"
     matches = [match(OURS, seed, 0.1) for seed in range(5)] + [match(theirs, seed, 0.125) for seed in range(5)]
+    assert set(decode_matches(encode_matches(matches))) == set(matches)
     left_out = Match("nginx round robin", LOAD, 1, "", 0.0, "InstallFailed: nginx is not installed", None)
     page = render(
         LOADS, [*matches, left_out], [Control(theirs, 20.0, None, 8, 8, 1), Control(OURS, 20.0, None, 8, 7, 1)]
@@ -62,4 +63,5 @@ def test_the_page_has_a_row_for_each_router_that_played() -> None:
     assert f"| {OURS} | 7 of 8 | 1 of 8 | not |" in page
     assert f"| {theirs} | 10.0 (=) | 0.12 (+25%) | 0.12 (+25%) | 0.12 (+25%) | 50% | 0 | 8.0 | 100 |" in page
     assert "nginx" not in page
+    assert f"| {LOAD} | 5 | 0.1 | 0.12 (+25%) |" in page
     assert by_router(matches, LOAD).keys() == {OURS, theirs}

@@ -18,7 +18,7 @@ from router.kvcache.events import BlocksStored, EngineHash, EventBatch, Tier
 from router.lab.workloads.block_names import NamedTokens
 from tests.headtohead.engines import BLOCK_TOKENS, Engine
 from tests.headtohead.held_engines import HeldEngines, write_text
-from tests.headtohead.quiescence import until_quiescent
+from tests.headtohead.quiescence import Quiescence
 
 NAMES = [0xABCD, 1 << 59, 7]
 WORKS = "import sys\nfor line in sys.stdin: print(sum(range(int(line))), flush=True)"
@@ -60,10 +60,12 @@ def test_a_process_is_quiescent_when_it_has_answered() -> None:
     with subprocess.Popen([sys.executable, "-c", WORKS], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
         assert process.stdout is not None
+        quiescence = Quiescence([process.pid])
         os.set_blocking(process.stdout.fileno(), False)
         for last in (1, 3_000_000, 10):
             process.stdin.write(b"%d\n" % last)
             process.stdin.flush()
-            asyncio.run(until_quiescent([process.pid]))
+            asyncio.run(quiescence.wait())
             assert os.read(process.stdout.fileno(), 100) == b"%d\n" % (last * (last - 1) // 2)
+        quiescence.close()
         process.stdin.close()
