@@ -10,7 +10,7 @@ from router.kvcache.events import BlocksStored
 
 ORPHAN_BYTES = 4 * 1024 * 1024  # limit on their memory, besides the limit on their number
 EVENT_BYTES = 1000  # counted per event: 4,000 events that wait for one parent are applied at once, in 30 ms
-CROWDED_BLOCKS = 256  # from so many on, events of blocks that are gone are looked for
+CROWDED_BLOCKS = 256  # fewer are not searched for blocks that are gone
 
 
 class Orphans:
@@ -31,11 +31,13 @@ class Orphans:
 
     @property
     def are_crowded(self) -> bool:
-        """Whether there are twice as many as `drop_gone` left."""
+        """Whether there are at least `CROWDED_BLOCKS`, and twice as many as `drop_gone` left."""
         return self.blocks >= self._crowded_blocks
 
     def drop_gone(self, is_cached: Callable[[int, int], bool]) -> None:
-        """Drop the events of blocks none of which `is_cached`, by group and hash: they lead to no other, either."""
+        """Drop the events none of whose blocks is cached (`is_cached`: by group and hash). No other block needs them: a
+        chain is followed through cached blocks only.
+        """
         for (group, parent), events in list(self._events.items()):
             kept = [event for event in events if any(is_cached(group, hash_) for hash_ in event.hashes)]
             if len(kept) == len(events):
