@@ -15,7 +15,7 @@ import argparse
 import asyncio
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -27,8 +27,8 @@ from router.clock import SystemClock
 from router.errors import WarmrouteError
 from tests.headtohead import simulated
 from tests.headtohead.chart import draw
-from tests.headtohead.contenders import CONTENDERS, Contender
-from tests.headtohead.control import Control, examine
+from tests.headtohead.contenders import CONTENDERS, OURS, Contender
+from tests.headtohead.control import Control, examine, examine_virtual
 from tests.headtohead.loads import LOADS, LONG_S, SHORT, SIMULATED, Load
 from tests.headtohead.match import Match, MatchFigures, encode_matches, play
 from tests.headtohead.page import render
@@ -45,10 +45,11 @@ class Examined(NamedTuple):
     """A control that is to be made."""
 
     contender: Contender
+    is_virtual: bool
 
     @property
     def name(self) -> str:
-        return self.contender.file_name("control")
+        return self.contender.file_name(*_kind(self.is_virtual), "control")
 
 
 class Planned(NamedTuple):
@@ -61,8 +62,7 @@ class Planned(NamedTuple):
 
     @property
     def name(self) -> str:
-        kind = ["virtual"] if self.is_virtual else []
-        return self.contender.file_name(*kind, self.load.name.replace("/", " per "), self.seed)
+        return self.contender.file_name(*_kind(self.is_virtual), self.load.name.replace("/", " per "), self.seed)
 
     @property
     def takes_s(self) -> float:
@@ -76,8 +76,14 @@ class Planned(NamedTuple):
             return asyncio.run(play(self.contender, self.load, self.seed, Path(folder)))
 
 
+def _kind(is_virtual: bool) -> Sequence[str]:
+    return ["virtual"] if is_virtual else []
+
+
 def make_control(examined: Examined, say: Callable[[str], None]) -> Control:
     say("positive control")
+    if examined.is_virtual:
+        return examine_virtual(examined.contender)
     with tempfile.TemporaryDirectory(prefix="warmroute-headtohead-") as folder:
         return asyncio.run(examine(examined.contender, Path(folder)))
 
@@ -116,7 +122,8 @@ def main() -> int:
     minutes = sum(one.takes_s for one in plan) / 60
     console.print(f"{len(plan)} matches, about {minutes:.0f} minutes, kept in {FOLDER}")
     controls = in_turn(
-        [] if chosen.virtual else [Examined(one) for one in contenders],
+        # in virtual time ours does not play as a process
+        [Examined(one, chosen.virtual) for one in contenders if not chosen.virtual or one.name != OURS],
         lambda _: CONTROL_S,
         lambda one: find_earlier(one.name, Control),
         make_control,

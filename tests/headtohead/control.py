@@ -1,11 +1,14 @@
 """The positive control of a router that claims to know the engines' caches: an engine is sent a prompt directly, and
 the router must send the same prompt, with a question after it, to that engine; after all engines have dropped their
-caches, only by chance. A router that fails knows what it sent, at best.
+caches, only by chance. A router that fails knows what it sent, at best. In virtual time an engine publishes the blocks
+of a prompt that nobody has sent, and later their removal.
 """
 
 from __future__ import annotations
 
 import asyncio
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
@@ -13,12 +16,18 @@ import msgspec
 
 from router.clock import SystemClock
 from router.errors import WarmrouteError
+from router.kvcache.bulk import SHORT
+from router.kvcache.events import BlocksRemoved, BlocksStored, EngineHash, Tier
 from router.lab.gameday.reading import sum_samples
+from router.lab.rng import Rng
+from tests.bench.routers import Running
 from tests.headtohead.contenders import Contender
-from tests.headtohead.engines import ENGINES, MODEL, Engine, build_fleet, list_engines
+from tests.headtohead.engines import BLOCK_TOKENS, ENGINES, MODEL, Engine, build_fleet, list_engines
+from tests.headtohead.held_engines import HeldEngines, write_text
 from tests.headtohead.match import SETTLE_S
 
-TRIALS = 8
+TRIALS, VIRTUAL_TRIALS = 8, 64
+BLOCKS_EACH = 40
 ANNOUNCED_S = 0.5
 WORDS = 200
 
@@ -49,6 +58,41 @@ async def examine(contender: Contender, folder: Path) -> Control:
     except (WarmrouteError, OSError, httpx.HTTPError) as why:
         return Control(contender.name, round(clock.now() - began, 1), f"{type(why).__name__}: {why}")
     return Control(contender.name, round(clock.now() - began, 1), None, TRIALS, found, lost)
+
+
+def examine_virtual(contender: Contender) -> Control:
+    """Return what the router does in `VIRTUAL_TRIALS` trials with held engines. A router that cannot be installed or
+    started is left out.
+    """
+    clock, rng = SystemClock(), Rng(1)
+    began = clock.now()
+    found = lost = 0
+    try:
+        with (
+            tempfile.TemporaryDirectory(prefix="warmroute-headtohead-") as folder,
+            HeldEngines() as held,
+            contender.start(held.engines, Path(folder)) as router,
+        ):
+            for trial in range(VIRTUAL_TRIALS):
+                warm = trial % ENGINES
+                hashes = [EngineHash(rng.bits() & SHORT) for _ in range(BLOCKS_EACH)]
+                held.publish(warm, [BlocksStored(hashes, None, (), BLOCK_TOKENS, Tier.GPU, 0, None, None, None)])
+                found += _choose(held, router, hashes) == warm
+                held.publish(warm, [BlocksRemoved(hashes, Tier.GPU, 0)])
+                lost += _choose(held, router, hashes) == warm
+    except (WarmrouteError, OSError) as why:
+        return Control(contender.name, round(clock.now() - began, 1), f"{type(why).__name__}: {why}")
+    return Control(contender.name, round(clock.now() - began, 1), None, VIRTUAL_TRIALS, found, lost)
+
+
+def _choose(held: HeldEngines, router: Running, hashes: Sequence[EngineHash]) -> int:
+    """Return the number of the engine to which the router sends a prompt of these blocks and one more."""
+    messages = [{"role": "user", "content": write_text([*hashes, 1])}]
+    body = msgspec.json.encode({"model": MODEL, "messages": messages, "max_tokens": 2, "stream": True})
+    kept = held.send(router, body, f"session {hashes[0]}")
+    held.begin(kept)
+    held.release(kept)
+    return kept.number
 
 
 async def _count_choices(contender: Contender, folder: Path) -> tuple[int, int]:
