@@ -22,9 +22,8 @@ from router.lab.gameday.reading import sum_samples
 from router.lab.rng import Rng
 from tests.bench.routers import Running
 from tests.headtohead.contenders import Contender
-from tests.headtohead.engines import BLOCK_TOKENS, ENGINES, MODEL, Engine, build_fleet, list_engines
+from tests.headtohead.engines import BLOCK_TOKENS, ENGINES, MODEL, SETTLE_S, Engine, build_fleet, list_engines
 from tests.headtohead.held_engines import HeldEngines, write_text
-from tests.headtohead.match import SETTLE_S
 
 TRIALS, VIRTUAL_TRIALS = 8, 64
 BLOCKS_EACH = 40

@@ -24,7 +24,7 @@ from tests.bench import answers
 from tests.bench.engine import RENDER, Publishers, Settings
 from tests.bench.engine import Engine as BenchEngine
 from tests.bench.routers import Running
-from tests.headtohead.engines import BLOCKS, ENGINES, NO_FAULTS, Engine
+from tests.headtohead.engines import BLOCKS, ENGINES, NO_FAULTS, SETTLE_S, Engine
 from tests.headtohead.quiescence import Quiescence
 
 T = TypeVar("T")
@@ -179,6 +179,7 @@ class HeldEngines:
     async def _send(self, router: Running, content: bytes, session: str) -> Held:
         await asyncio.sleep(self._read_s - self._loop.time())
         if self._quiescence is None:
+            await asyncio.sleep(SETTLE_S)
             self._quiescence = Quiescence(router.pids())
         await self._quiescence.wait()
         self._arrived = self._loop.create_future()

@@ -24,10 +24,8 @@ from router.lab.loadgen.report import compute_hit_share
 from router.lab.simulator.outcome import quantile
 from tests.bench.routers import Running
 from tests.headtohead.contenders import Contender
-from tests.headtohead.engines import MODEL, build_fleet, list_engines
+from tests.headtohead.engines import MODEL, SETTLE_S, build_fleet, list_engines
 from tests.headtohead.loads import LONG_S, WARM_S, Load
-
-SETTLE_S = 2.0  # until routers have read the engines' metrics and events
 
 
 class MatchFigures(msgspec.Struct, frozen=True):
