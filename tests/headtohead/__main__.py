@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -111,6 +112,7 @@ def find_earlier(name: str, kind: type[T]) -> T | None:
 
 def main() -> int:
     chosen = _arguments()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # else the routers would outlive this process
     loads = SIMULATED if chosen.virtual else [load for load in LOADS if not chosen.short or load.name in SHORT]
     loads = [load for load in loads if chosen.load is None or load.name in chosen.load]
     contenders = [one for one in CONTENDERS if chosen.router is None or one.name in chosen.router]
