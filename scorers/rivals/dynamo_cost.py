@@ -12,8 +12,9 @@ Names, formula and defaults: ai-dynamo/dynamo, lib/kv-router/src/scheduling/sele
 floor: pull request 11714). Its `router_temperature` is the picker `softmax`, its default of 0 the picker `best`.
 
 Differences from Dynamo: of the prompt Dynamo adds only the blocks that no running request has at the target, here
-all are added; Dynamo multiplies by "taints" of workers; Dynamo's time-based estimate of prefill progress is left
-out.
+all are added, which makes 97 % of its choices where sessions share little, and 67 % where running requests share most
+of a prompt (`python -m tests.headtohead.copies`); Dynamo multiplies by "taints" of workers; Dynamo's time-based
+estimate of prefill progress is left out.
 """
 
 from __future__ import annotations

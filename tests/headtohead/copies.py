@@ -72,7 +72,7 @@ def table(rows: Sequence[Compared]) -> Table:
 
 def main() -> int:
     chosen = _arguments()
-    console, rows, left_out = Console(highlight=False), [], False
+    console, rows, left_out = Console(highlight=False, width=None if Console().is_terminal else 140), [], False
     for contender in (one for one in CONTENDERS if one.name in (chosen.router or COPIES)):
         for load in (one for one in SIMULATED if chosen.load is None or one.name in chosen.load):
             console.print(f"{contender.name}, {load.name} ...")
