@@ -355,10 +355,7 @@ def which_router() -> Iterator[str]:
     yield "Medians over the seeds. In brackets: the difference from Warmroute's over the same seeds, `=` if its 95 %"
     yield f"interval (bootstrap) contains none, nothing with fewer than {MIN_PAIRS} seeds; `-`: not played.\n"
     yield from render_overview(SIMULATED, matches)
-    yield "| load | what it is |"
-    yield "|---|---|"
-    for load in SIMULATED:
-        yield f"| {load.name} | {load.about} |"
+    yield from table(("load", "what it is"), [(load.name, load.about) for load in SIMULATED])
 
 
 # checks of the doctor

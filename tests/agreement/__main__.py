@@ -27,14 +27,14 @@ from tests.agreement.grid import Grid, first_pass, tasks
 from tests.agreement.ground import FULL, REDUCED
 from tests.agreement.measured import Measured
 from tests.agreement.rows import ROWS
-from tests.suites.rows import keep
+from tests.suites.rows import keep, wide_console
 
 DEFAULT = "warm"
 
 
 def main() -> int:
     chosen = arguments()
-    console = Console() if Console().is_terminal else Console(width=140)
+    console = wide_console()
     try:
         return int(chosen.run(chosen, console))
     except WarmrouteError as why:

@@ -42,6 +42,7 @@ from router.lab.workloads.model import Workload
 from tests.agreement import autoscaling_chart
 from tests.agreement.autoscaling_loads import bursts, diurnal
 from tests.agreement.served import policy
+from tests.suites.rows import wide_console
 
 PROFILE, MOST, AT_FIRST = "llama-3.1-8b-h100", 12, 2
 LIMIT_S = 2.0
@@ -172,7 +173,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--chart", type=Path, help="draw instance-hours over misses into this file")
     chosen = parser.parse_args()
-    console = Console() if Console().is_terminal else Console(width=140)
+    console = wide_console()
     seeds = (1,) if chosen.quick else (1, 2, 3)
     tasks = [
         Task(load, rule, seed, chosen.quick)

@@ -29,7 +29,7 @@ from tests.bench.pure import measure_pure, put_beside
 from tests.bench.results import FOLDER, Effort, Outcome
 from tests.bench.row import BenchRun, Row
 from tests.bench.rows import BESIDE_PURE, ROWS
-from tests.suites.rows import in_turn, keep
+from tests.suites.rows import in_turn, keep, wide_console
 
 QUICK_REPETITIONS = 1
 
@@ -84,7 +84,7 @@ def main() -> int:
     if chosen.outcome:
         keep(measure(rows[0], effort, lambda _: None), chosen.outcome)
         return 0
-    console = Console() if Console().is_terminal else Console(width=140)
+    console = wide_console()
     beside_pure = is_compiled() and not chosen.no_pure
     minutes = sum(takes_s(row, effort, beside_pure) for row in rows) / 60
     console.print(f"{len(rows)} rows, about {minutes:.0f} minutes; each is kept in {FOLDER} when it is measured")

@@ -170,8 +170,7 @@ class Engine(asyncio.Protocol):
         asked = (request.get("stream_options") or {}).get("include_usage")
         last = answers.ending(tokens, bool(asked))
         if with_ids := bool(request.get("return_token_ids")):
-            opening = answers.opening(tokens)
-            self._write(b"%x\r\n%b\r\n" % (len(opening), opening))
+            self._write_chunk(answers.opening(tokens))
         self._next(request["max_tokens"], last, asyncio.get_running_loop().time(), with_ids)
 
     def _next(self, left: int, last: bytes, due_s: float, with_ids: bool) -> None:
@@ -180,10 +179,12 @@ class Engine(asyncio.Protocol):
         if not left:
             self._write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(last), last))
             return
-        chunk = answers.chunk(time.monotonic_ns(), with_ids=with_ids)
-        self._write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
+        self._write_chunk(answers.chunk(time.monotonic_ns(), with_ids=with_ids))
         due_s += self._settings.spacing_s
         asyncio.get_running_loop().call_at(due_s, self._next, left - 1, last, due_s, with_ids)
+
+    def _write_chunk(self, data: bytes) -> None:
+        self._write(b"%x\r\n%b\r\n" % (len(data), data))
 
     def _write(self, data: bytes) -> None:
         if self._transport is not None:

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import msgspec
-from rich.console import Console
 
 from router.clock import SystemClock
 from router.errors import WarmrouteError
@@ -33,7 +32,7 @@ from tests.headtohead.control import Control, examine, examine_virtual
 from tests.headtohead.loads import LOADS, LONG_S, SHORT, SIMULATED, Load
 from tests.headtohead.match import Match, MatchFigures, encode_matches, play
 from tests.headtohead.page import render
-from tests.suites.rows import in_turn
+from tests.suites.rows import in_turn, wide_console
 
 FOLDER = Path("build/headtohead")
 BESIDE_S = 10.0  # to start engines and router, and to end them
@@ -120,7 +119,7 @@ def main() -> int:
     plan = [
         Planned(load, seed, contender, chosen.virtual) for seed in seeds for load in loads for contender in contenders
     ]
-    console = Console() if Console().is_terminal else Console(width=140)
+    console = wide_console()
     minutes = sum(one.takes_s for one in plan) / 60
     console.print(f"{len(plan)} matches, about {minutes:.0f} minutes, kept in {FOLDER}")
     controls = in_turn(

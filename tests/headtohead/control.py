@@ -22,8 +22,9 @@ from router.lab.gameday.reading import sum_samples
 from router.lab.rng import Rng
 from tests.bench.routers import Running
 from tests.headtohead.contenders import Contender
-from tests.headtohead.engines import BLOCK_TOKENS, ENGINES, MODEL, SETTLE_S, Engine, build_fleet, list_engines
-from tests.headtohead.held_engines import HeldEngines, write_text
+from tests.headtohead.engines import BLOCK_TOKENS, ENGINES, MODEL, Engine, build_fleet, list_engines
+from tests.headtohead.held_engines import HeldEngines, write_chat
+from tests.headtohead.match import SETTLE_S
 
 TRIALS, VIRTUAL_TRIALS = 8, 64
 BLOCKS_EACH = 40
@@ -86,9 +87,7 @@ def examine_virtual(contender: Contender) -> Control:
 
 def _choose(held: HeldEngines, router: Running, hashes: Sequence[EngineHash]) -> int:
     """Return the number of the engine to which the router sends a prompt of these blocks and one more."""
-    messages = [{"role": "user", "content": write_text([*hashes, 1])}]
-    body = msgspec.json.encode({"model": MODEL, "messages": messages, "max_tokens": 2, "stream": True})
-    kept = held.send(router, body, f"session {hashes[0]}")
+    kept = held.send(router, write_chat([*hashes, 1], 2), f"session {hashes[0]}")
     held.begin(kept)
     held.release(kept)
     return kept.number

@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from router.config.schema import PolicyConfig
@@ -25,6 +24,7 @@ from tests.agreement.served import policy
 from tests.headtohead.contenders import CONTENDERS, Contender
 from tests.headtohead.loads import SIMULATED, Load
 from tests.headtohead.simulated import serve, serve_alone
+from tests.suites.rows import wide_console
 
 BAR = 0.95
 LONGEST_SENT = policy("sglang_threshold")
@@ -72,7 +72,7 @@ def table(rows: Sequence[Compared]) -> Table:
 
 def main() -> int:
     chosen = _arguments()
-    console, rows, left_out = Console(highlight=False, width=None if Console().is_terminal else 140), [], False
+    console, rows, left_out = wide_console(highlight=False), [], False
     for contender in (one for one in CONTENDERS if one.name in (chosen.router or COPIES)):
         for load in (one for one in SIMULATED if chosen.load is None or one.name in chosen.load):
             console.print(f"{contender.name}, {load.name} ...")

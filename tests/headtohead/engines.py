@@ -15,7 +15,6 @@ from router.lab.emulator.supervisor import EmbeddedFleet
 ENGINES, BLOCKS, BLOCK_TOKENS = 8, 8192, 16
 PREFILL_TOKENS_PER_S, DECODE_MS = 4000.0, 10.0
 MODEL = "warm-tiny"
-SETTLE_S = 2.0  # until a router has read the engines' models, metrics and events
 NO_FAULTS: Mapping[int, EngineFaults] = MappingProxyType({})
 
 

@@ -24,7 +24,7 @@ from tests.bench import answers
 from tests.bench.engine import RENDER, Publishers, Settings
 from tests.bench.engine import Engine as BenchEngine
 from tests.bench.routers import Running
-from tests.headtohead.engines import BLOCKS, ENGINES, NO_FAULTS, SETTLE_S, Engine
+from tests.headtohead.engines import BLOCKS, ENGINES, NO_FAULTS, Engine
 from tests.headtohead.quiescence import Quiescence
 
 T = TypeVar("T")
@@ -67,8 +67,7 @@ class HeldEngine(BenchEngine):
 
     def begin(self) -> None:
         """Send the first token of the answer."""
-        chunk = answers.chunk(time.monotonic_ns())
-        self._write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
+        self._write_chunk(answers.chunk(time.monotonic_ns()))
 
     def release(self) -> None:
         """Send one more token, and end the answer."""
@@ -81,8 +80,16 @@ def write_text(names: Sequence[int]) -> str:
     return "".join(f"{name:016x}" * 4 for name in names)
 
 
+def write_chat(names: Sequence[int], answer_tokens: int) -> bytes:
+    """Return a chat with one message, `write_text` of `names`."""
+    messages = [{"role": "user", "content": write_text(names)}]
+    return msgspec.json.encode(
+        {"model": answers.MODEL, "messages": messages, "max_tokens": answer_tokens, "stream": True}
+    )
+
+
 def read_token_ids(body: bytes) -> list[int]:
-    """Return the token ids of a chat with one message by `write_text`."""
+    """Return the token ids of a chat by `write_chat`."""
     (message,) = msgspec.json.decode(body)["messages"]
     return _token_ids(message["content"])
 
@@ -179,7 +186,6 @@ class HeldEngines:
     async def _send(self, router: Running, content: bytes, session: str) -> Held:
         await asyncio.sleep(self._read_s - self._loop.time())
         if self._quiescence is None:
-            await asyncio.sleep(SETTLE_S)
             self._quiescence = Quiescence(router.pids())
         await self._quiescence.wait()
         self._arrived = self._loop.create_future()

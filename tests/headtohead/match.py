@@ -24,16 +24,17 @@ from router.lab.loadgen.report import compute_hit_share
 from router.lab.simulator.outcome import quantile
 from tests.bench.routers import Running
 from tests.headtohead.contenders import Contender
-from tests.headtohead.engines import MODEL, SETTLE_S, build_fleet, list_engines
+from tests.headtohead.engines import MODEL, build_fleet, list_engines
 from tests.headtohead.loads import LONG_S, WARM_S, Load
+
+SETTLE_S = 2.0  # until routers have read the engines' metrics and events
 
 
 class MatchFigures(msgspec.Struct, frozen=True):
     """What one match showed. None: there was nothing to measure it on."""
 
-    turns_per_s: (
-        float | None
-    )  # of the whole match: who answers sooner is further in the sessions, where pauses are longer
+    # of the whole match: whoever answers sooner is further in the sessions, where pauses are longer
+    turns_per_s: float | None
     ttft_p50_s: float | None
     ttft_p90_s: float | None
     ttft_p99_s: float | None

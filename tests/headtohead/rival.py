@@ -10,18 +10,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
 from router.kvcache.events import EventBatch
-from router.lab.simulator.router import SimulatedRouter
+from router.lab.simulator.router import SimulatedRouter, instance_name
 from router.lab.workloads.block_names import SessionContext
 from router.lab.workloads.model import Session
 from router.scheduling.policy.policy import Policy
 from router.scheduling.ticket import Ticket
 from scorers.contract import Needs, Outcome, Row, Scorer, Unit, View
-from tests.bench.answers import MODEL
 from tests.bench.routers import Running
-from tests.headtohead.held_engines import Held, HeldEngines, write_text
+from tests.headtohead.held_engines import Held, HeldEngines, write_chat
 
 
 @dataclass
@@ -56,7 +53,7 @@ class Rival(Scorer):
         assert view.session is not None
         body = self._body(view.session, view.session_turn or 0)
         self._held[view.number] = held = self.engines.send(self.router, body, view.session)
-        chosen = next(row for row in view.rows if row.instance == f"engine-{held.number}")
+        chosen = next(row for row in view.rows if row.instance == instance_name(held.number))
         self.agreement.choices += 1
         if self.copy is not None:
             decision = self.copy.decide(view)
@@ -77,9 +74,7 @@ class Rival(Scorer):
         sent = self.sessions[session]
         prompt_tokens = context.append_turn(sent, turn)
         names = context.names[: prompt_tokens // self.block_tokens]
-        messages = [{"role": "user", "content": write_text(names)}]
-        answer_tokens = sent.answer(turn).tokens
-        return msgspec.json.encode({"model": MODEL, "messages": messages, "max_tokens": answer_tokens, "stream": True})
+        return write_chat(names, sent.answer(turn).tokens)
 
 
 class RivalRouter(SimulatedRouter):

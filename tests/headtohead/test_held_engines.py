@@ -10,14 +10,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import httpx
-import msgspec
 import zmq
 
 from router.backends.vllm.kv_events import decode
 from router.kvcache.events import BlocksStored, EngineHash, EventBatch, Tier
 from router.lab.workloads.block_names import NamedTokens
 from tests.headtohead.engines import BLOCK_TOKENS, Engine
-from tests.headtohead.held_engines import HeldEngines, write_text
+from tests.headtohead.held_engines import HeldEngines, write_chat
 from tests.headtohead.quiescence import Quiescence
 
 NAMES = [0xABCD, 1 << 59, 7]
@@ -50,8 +49,8 @@ def publish(held: HeldEngines, number: int, event: BlocksStored) -> BlocksStored
 
 
 def render(engine: Engine) -> Sequence[int]:
-    body = msgspec.json.encode({"messages": [{"role": "user", "content": write_text(NAMES)}]})
-    answer = httpx.post(f"{engine.url}/v1/chat/completions/render", content=body, trust_env=False)
+    url = f"{engine.url}/v1/chat/completions/render"
+    answer = httpx.post(url, content=write_chat(NAMES, 1), trust_env=False)
     ids: Sequence[int] = answer.json()["token_ids"]
     return ids
 

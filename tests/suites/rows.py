@@ -16,6 +16,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 
+def wide_console(*, highlight: bool = True) -> Console:
+    """Return a console as wide as the terminal; 140 columns where the output goes elsewhere, so that tables fit."""
+    return Console(highlight=highlight, width=None if Console().is_terminal else 140)
+
+
 class Row(Protocol):
     @property
     def name(self) -> str: ...
