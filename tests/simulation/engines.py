@@ -63,6 +63,11 @@ class EngineHost:
             self.lossless = self.lossless and not changes.get("silent_replays", False)
             self.server.cores.apply_faults(msgspec.structs.replace(NO_FAULTS, **changes))
 
+    def publish_nothing(self) -> None:
+        """Publish a batch without events: the loss of a batch shows in the number of the next one only."""
+        assert self.server is not None
+        self.server.cores.all[0].publisher.publish([])
+
     @property
     def busy(self) -> bool:
         """True while a request runs or waits in the engine."""

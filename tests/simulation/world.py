@@ -130,6 +130,8 @@ class World:
             gc.collect()
         await self.clients.finish(2 * PATIENCE_S)
         await self.faults.heal()
+        for engine in self.engines:
+            engine.publish_nothing()
         await asyncio.sleep(QUIET_S)
         self.violations += check_answers(self.clients, self.routers, self.oracle)
         self.violations += check_quiet(self.routers, self.engines)
