@@ -6,7 +6,6 @@ result. Each command imports what it needs when it runs, so that `--help` and `c
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from functools import partial
 from pathlib import Path
@@ -37,7 +36,13 @@ from router.errors import ConfigError, WarmrouteError
 # without --preset: codex, scaled down to what the simulated engines of `make run` answer in seconds
 SMALL: dict[str, Any] = {"tokens": 0.05, "turns": 6 / 33, "think": 0.05, "sessions": 64}
 
-app = typer.Typer(name="warmroute", no_args_is_help=True, pretty_exceptions_enable=False)
+app = typer.Typer(
+    name="warmroute",
+    rich_markup_mode=None,
+    context_settings={"max_content_width": 116},
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
 app.command()(serve_command.serve)
 app.command()(serve_command.picker)
 app.command("init")(init_command)
@@ -115,9 +120,9 @@ def load(
     ] = None,
     chart: ChartOption = None,
 ) -> None:
-    """Send a workload to an endpoint as real requests, in a closed or an open loop, and report latencies and
-    hits.
-    """
+    """Send a workload to an endpoint as real requests. The loop is closed or open; it reports latencies and hits."""
+    import asyncio
+
     from router.cli.load.command import LoadRequest, run_load
     from router.lab.loadgen.processes import limit_requests, pace_sessions
     from router.lab.workloads.presets import PRESETS, AgentsWorkload
@@ -163,7 +168,7 @@ def engine(
         str, typer.Option(help="further options as a JSON object, see router/lab/emulator/options.py")
     ] = "{}",
 ) -> None:
-    """Run one simulated engine; it prints one line of JSON when it accepts requests."""
+    """Run one simulated engine. It prints one line of JSON when it accepts requests."""
     log_to_stderr("warning")
     _run_engine({"name": name, "host": host, "port": port, "model": model}, options)
 
@@ -192,8 +197,7 @@ def replay(
         typer.Option(metavar="ID", help="show this record alone, with the parts of its costs"),
     ] = None,
 ) -> None:
-    """Decide every logged request again: with the logged policies, which must agree, and with others for
-    comparison.
+    """Decide every logged request again. The logged policies must agree; others are compared with them.
 
     \f
     Raises ConfigError for options that do not go together.
@@ -211,7 +215,9 @@ def replay(
 
 @app.command()
 def check(file: Annotated[Path, typer.Argument(callback=read_path("file"))]) -> None:
-    """Check a configuration, policy, experiment, profile, trouble or game day; print it with all defaults."""
+    """Check a file, and print it with all its defaults. It may be a configuration, policy, experiment, profile, trouble
+    or game day.
+    """
     from router.config.reader import dump_yaml, load_policies, read_any
     from router.config.schema import Config, PolicyConfig
     from router.scheduling.policy.policy import build_policies, build_policy

@@ -27,7 +27,7 @@ def drain(
     admin: AdminOption = HERE,
     token_env: TokenOption = None,
 ) -> None:
-    """Drain an engine: it finishes its requests and gets no new ones, at all routers that share this one's state.
+    """Let an engine finish its requests and get no new ones. All routers that share this one's state drain it.
     Ctrl-C ends the waiting only: the engine stays drained.
     """
     from router.cli.terminal.output import catch_interrupt

@@ -24,8 +24,8 @@ def profile(
     admin: AdminOption = HERE,
     token_env: TokenOption = None,
 ) -> None:
-    """Write the engine profile of a running fleet, for `warmroute simulate --profile`: the speeds that the router has
-    learned, the caches that engines report, and of each value where it comes from.
+    """Write the engine profile of a running fleet. `warmroute simulate --profile` reads it: the speeds that the router
+    has learned, the caches that engines report, and of each value where it comes from.
 
     \f
     Raises ConfigError for a wrong option, WarmrouteError when nothing was learned or the router does not answer.

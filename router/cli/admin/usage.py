@@ -25,7 +25,9 @@ def usage(
     admin: AdminOption = HERE,
     token_env: TokenOption = None,
 ) -> None:
-    """Show what each tenant used: requests, tokens by kind, estimated GPU time, and what was refused and why."""
+    """Show what each tenant used and what it was refused. Counted are requests, tokens by kind, and estimated GPU
+    time.
+    """
     client = client_at(admin, token_env)
     params = {name: day for name, day in (("from", first), ("to", last)) if day is not None}
     if csv:

@@ -33,10 +33,10 @@ def advise(
     ] = None,
     chart: Annotated[bool, typer.Option(help="draw a chart into --out; needs matplotlib")] = True,
 ) -> None:
-    """Estimate what more KV memory would bring: hits and prefill time by pool size and number of instances.
+    """Estimate what more KV memory would bring.
 
-    The estimate is optimistic: requests do not queue, and running requests occupy no KV cache. `warmroute simulate`
-    models both.
+    It lists hits and prefill time by pool size and number of instances. It is optimistic: requests do not queue, and
+    running requests occupy no KV cache. `warmroute simulate` models both.
     """
     from router.cli.advise import report
     from router.cli.terminal.drawing import require

@@ -5,8 +5,6 @@ Exit codes: 0 without a fault (warnings do not count), 1 with one, 2 for wrong u
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -51,12 +49,15 @@ def doctor(
     ] = None,
     ca_file: CaOption = None,
 ) -> None:
-    """Name what is wrong with a fleet: a configuration, running routers, or both. It changes nothing.
+    """Name what is wrong with a fleet. It examines a configuration, running routers, or both, and changes nothing.
 
     Each engine gets about seven small prompts (three cache blocks, one token of answer), twice each, to prove that
     what its events promise is what it delivers; --passive leaves them out. It may run anywhere that reaches engines
     and routers, and takes less than 30 seconds for up to 32 engines. Exit code 1 when there is a fault.
     """
+    import asyncio
+    import logging
+
     from router.cli.doctor.report import print_report, to_json
     from router.cli.terminal.console import PrintableConsole
     from router.cli.terminal.output import readable_console

@@ -5,7 +5,6 @@ Exit code 0 if every bound holds, 1 if one does not, 130 after Ctrl-C; the fault
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
@@ -53,10 +52,12 @@ def gameday(
     json: JsonOption = None,
     chart: ChartOption = None,
 ) -> None:
-    """Kill, freeze, slow and deceive the engines of a simulated fleet under load, and report what the router did.
+    """Kill, freeze, slow and deceive engines under load.
 
-    It runs routers and engines of its own, on ports of its own, and stops them at the end.
+    It runs routers and engines of its own, on ports of its own, stops them at the end, and reports what the router did.
     """
+    import asyncio
+
     from router.cli.gameday.chart import draw_run
     from router.cli.gameday.report import json_run, print_run
     from router.cli.terminal import drawing, output

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,7 +36,9 @@ def init(
         str | None, typer.Option(help="environment variable with the engines' API key", metavar="NAME")
     ] = None,
 ) -> None:
-    """Write a configuration for the engines at these URLs, with what they are and what to turn on there."""
+    """Write a configuration for the engines at these URLs. It says what they are and what to turn on there."""
+    import asyncio
+
     from router.cli.init.config_text import config_of_urls, config_text
     from router.config.reader import parse_config
 
@@ -69,6 +70,8 @@ def _check_absent(output: Path | None) -> None:
 
 async def _survey_all(urls: Sequence[str], api_key: str | None) -> list[EngineSurvey]:
     """Query all engines concurrently. Raises WarmrouteError if none of them can be used."""
+    import asyncio
+
     from router.operate.doctor.survey import survey_url
 
     surveys = await asyncio.gather(*(survey_url(url, api_key) for url in urls))

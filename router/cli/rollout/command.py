@@ -74,10 +74,10 @@ def rollout(
     admin: AdminOption = HERE,
     token_env: TokenOption = None,
 ) -> None:
-    """Restart engines one after the other without failing a request, and stop when traffic suffers.
+    """Restart engines one by one without failing a request.
 
-    Each engine is drained, restarted by --command (or by somebody else), proved as `warmroute doctor` does, and
-    gets requests again. An engine that is not as it was stays drained.
+    Each engine is drained, restarted by --command (or by somebody else), proved as `warmroute doctor` does, and gets
+    requests again. An engine that is not as it was stays drained. The rollout stops when traffic suffers.
 
     \f
     Raises ConfigError for options that do not go together, or an engine that cannot be restarted now.

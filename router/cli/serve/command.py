@@ -4,7 +4,6 @@ engines.
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import sys
 from contextlib import ExitStack
@@ -95,7 +94,7 @@ def serve(
     take_over: TakeOverOption = False,
     as_configured: AsConfiguredOption = False,
 ) -> None:
-    """Run the router in front of the engines at these URLs, or of those that a configuration names."""
+    """Run the router in front of engines. They are at these URLs, or a configuration names them."""
     import uvloop
 
     from router.cli.serve.run import serve_router
@@ -114,9 +113,7 @@ def picker(
     take_over: TakeOverOption = False,
     as_configured: AsConfiguredOption = False,
 ) -> None:
-    """Run the endpoint picker of a gateway (Envoy ext_proc); the public port serves /health, /ready and
-    /metrics.
-    """
+    """Run the endpoint picker of a gateway (Envoy ext_proc). The public port serves /health, /ready and /metrics."""
     import uvloop
 
     from router.cli.serve.run import serve_router
@@ -135,8 +132,8 @@ def fleet(
     admin_port: AdminPortOption = None,
     decision_log: LogOption = None,
 ) -> None:
-    """Run simulated engines with the router in front of them; without --config, four engines on ports 8000 and
-    8001.
+    """Run simulated engines with the router in front of them. Without --config there are four engines, and the router
+    listens on ports 8000 and 8001.
     """
     import uvloop
 
@@ -155,7 +152,7 @@ def fleet(
 
 
 def stack(config: StackConfig, policy: PolicyOption = None) -> None:
-    """Run real vLLM engines over a real Mooncake Store on this machine, with the router in front of them."""
+    """Run real vLLM engines over a Mooncake Store, and the router. All of them run on this machine."""
     import uvloop
 
     from router.config.reader import read_config
@@ -248,6 +245,8 @@ async def _serve_simulated(settings: Config, spec: EmbeddedFleetConfig, file: Pa
 
 async def _serve_stack(settings: Config, running: RunningStack, file: Path) -> None:
     """Serve until the router is stopped. Processes of the stack that end by themselves are started again."""
+    import asyncio
+
     from router.cli.serve.run import serve_router
     from router.lab.local_stack.supervisor import build_router_config
 

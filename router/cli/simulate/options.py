@@ -66,8 +66,8 @@ def simulate(
     json: bool = Option(False, "--json", help="print JSON instead of tables"),
     chart: bool = Option(True, help="draw charts; needs matplotlib"),
 ) -> None:
-    """Compare policies on a fleet in virtual time: the router's own code, engines by a profile, a workload by a
-    preset or a trace. The same options give the same results, to the byte.
+    """Compare policies on a fleet in virtual time. The router's own code decides; engines are by a profile, the
+    workload by a preset or a trace. The same options give the same results, to the byte.
     """
     options = dict(locals())
     from router.cli.simulate.command import SweepOutput

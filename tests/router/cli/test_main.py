@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
 from importlib.metadata import version
 from pathlib import Path
 
@@ -28,6 +31,15 @@ def test_help_names_every_command(shell: Shell) -> None:
     assert said.code == 0
     for command in ("serve", "init", "fleet", "stack", "policies", "engine", "check"):
         assert command in said.out
+
+
+def test_help_loads_little_and_cuts_no_line_short() -> None:
+    code = "import sys; sys.argv[1:] = ['--help']; from router.cli.main import app; app(standalone_mode=False)"
+    code += "; print(*sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], env=os.environ | {"COLUMNS": "80"}, capture_output=True)
+    _usage, *lines, modules = found.stdout.decode().splitlines()
+    assert "..." not in "".join(lines)
+    assert not {"asyncio", "msgspec", "rich.markdown", "router.app"} & set(modules.split())
 
 
 @pytest.mark.parametrize("command", ["serve", "init", "fleet", "stack", "policies", "engine", "check"])

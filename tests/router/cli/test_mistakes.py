@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import socket
 import time
@@ -25,8 +24,6 @@ from tests.router.cli.conftest import Shell
 
 MISTAKES: list[dict[str, Any]] = yaml.safe_load((Path(__file__).parent / "mistakes.yaml").read_text())
 ENGINES = "fleet: {embedded: {}}\n"
-BOX = re.compile(r"^[╭╰].*|^│|│$", re.MULTILINE)  # of usage errors
-SPACES = re.compile(r"\s+")
 
 
 class Surroundings(NamedTuple):
@@ -100,10 +97,8 @@ def replace(text: str, words: Mapping[str, str]) -> str:
 
 
 def tidy(said: str) -> str:
-    """Return the lines of a message; of a usage error only what its box holds, on one line."""
-    if not said.startswith("Usage: "):
-        return said.strip()
-    return SPACES.sub(" ", BOX.sub("", said[said.index("╭") :])).strip()
+    """Return the lines of a message; of a usage error only what is wrong."""
+    return (said.partition("\nError: ")[2] if said.startswith("Usage: ") else said).strip()
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=[mistake["mistake"] for mistake in MISTAKES])
