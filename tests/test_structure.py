@@ -21,6 +21,7 @@ MOST_PACKAGES, MOST_LOOSE_MODULES = 16, 6
 LOADED_LAZILY = {
     ROOT / "router" / name
     for name in (
+        "config/reader.py",
         "control/core.py",
         "features/autoscaling/feature.py",
         "backends/client_keys.py",
@@ -31,9 +32,20 @@ OPTIONAL = (
     *("router.cli", "router.lab", "router.operate", "router.picker.server"),
     *(f"router.features.{name}" for name in ("adapters", "aliases", "pool", "preload", "tenants", "tracing")),
     *("router.features.autoscaling.keda", "router.features.autoscaling.wake", "router.features.decision_log"),
-    "scorers.rivals",
+    *("router.config.sections.gameday", "router.config.sections.simulation", "scorers.rivals"),
     *("router.backends.discovery.dns", "router.backends.discovery.kubernetes"),
-    *("cryptography", "dns", "google.protobuf", "grpc", "hpack", "httpx", "jwt", "matplotlib", "opentelemetry.sdk"),
+    *(
+        "cryptography",
+        "dns",
+        "google.protobuf",
+        "grpc",
+        "hpack",
+        "httpx",
+        "jwt",
+        "matplotlib",
+        "opentelemetry.sdk",
+        "rich",
+    ),
 )
 NOT_RAISED_TO_CALLERS = {"AssertionError", "NotImplementedError", "StopIteration", "SystemExit"}
 

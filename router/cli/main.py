@@ -6,6 +6,7 @@ result. Each command imports what it needs when it runs, so that `--help` and `c
 
 from __future__ import annotations
 
+import gc
 import sys
 from functools import partial
 from pathlib import Path
@@ -27,7 +28,7 @@ from router.cli.policies import policies as policies_commands
 from router.cli.rollout.command import rollout as rollout_command
 from router.cli.serve import command as serve_command
 from router.cli.simulate.options import simulate as simulate_command
-from router.cli.terminal.failures import err, run
+from router.cli.terminal.failures import error_console, run
 from router.cli.terminal.logs import log_to_stderr
 from router.cli.terminal.options import CaOption, ChartOption, JsonOption, read_path, web_url, written_path
 from router.cli.workload.command import workload as workload_commands
@@ -65,11 +66,12 @@ app.command("gameday")(gameday_command)
 
 def main() -> None:
     """Run the command line and exit; errors go to standard error without a traceback."""
+    gc.set_threshold(50_000)  # what imports create stays: CPython's default would examine it hundreds of times
     run(app)
 
 
 def _print_version(wanted: bool) -> None:
-    from router.cli.terminal.output import describe_build
+    from router.control.process import describe_build
 
     if wanted:
         sys.stdout.write(describe_build() + "\n")
@@ -137,7 +139,7 @@ def load(
     sizes = sizes if workload or preset else SMALL | sizes
     if not isinstance(PRESETS.get(source), AgentsWorkload):
         sizes |= {"rate": rate, "requests": requests}
-    chosen = load_workload(source, seed=seed, on_unusable=partial(err.print, markup=False), **sizes)
+    chosen = load_workload(source, seed=seed, on_unusable=partial(error_console().print, markup=False), **sizes)
     if chosen.is_closed:
         chosen = chosen if requests is None else limit_requests(chosen, requests)
         chosen = chosen if rate is None else pace_sessions(chosen, rate)

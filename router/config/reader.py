@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from io import StringIO
 from pathlib import Path
-from typing import Annotated, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
 
 import yaml
 from pydantic import Field, TypeAdapter, ValidationError
@@ -34,12 +34,14 @@ from router.config.sections.admission import AdmissionConfig
 from router.config.sections.base import Section
 from router.config.sections.clients import MAX_NAME_CHARS, is_client_name
 from router.config.sections.experiment import ExperimentConfig
-from router.config.sections.gameday import GamedayFile
-from router.config.sections.simulation import ProfileFile, TroubleFile
 from router.config.validation_errors import describe_unknown, translate_errors
 from router.config.yaml_source import POLICY, YamlDocument, YamlPath, YamlProblem, load, parse, read_bytes
 from router.errors import HIDDEN, MAX_COMPLAINTS, ConfigError
 from scorers.registry import PluginError, Registry, load_registry
+
+if TYPE_CHECKING:  # a router does not load them
+    from router.config.sections.gameday import GamedayFile
+    from router.config.sections.simulation import ProfileFile, TroubleFile
 
 T = TypeVar("T")
 
@@ -170,6 +172,8 @@ def read_policy_file(path: Path | str) -> PolicyConfig:
 
 def read_profile_file(path: Path | str) -> ProfileFile:
     """Read one profile of a simulated instance. Raises ConfigError."""
+    from router.config.sections.simulation import ProfileFile
+
     return _validate(load(Path(path)), ProfileFile)
 
 
@@ -177,6 +181,8 @@ def read_trouble_file(path: Path | str) -> TroubleFile:
     """Read the faults of a simulation. Raises ConfigError; the simulation checks that the fleet has its
     instances.
     """
+    from router.config.sections.simulation import TroubleFile
+
     return _validate(load(Path(path)), TroubleFile)
 
 
@@ -184,6 +190,8 @@ def read_gameday_file(path: Path | str) -> GamedayFile:
     """Read a game day. Raises ConfigError; what it changes of the router's configuration is checked by the
     router.
     """
+    from router.config.sections.gameday import GamedayFile
+
     return _validate(load(Path(path)), GamedayFile)
 
 
@@ -234,6 +242,9 @@ def read_any(
     `ends_s`, an experiment file `experiment` alone (its policies are not checked, since it does not say where they
     are); else it is a main file.
     """
+    from router.config.sections.gameday import GamedayFile
+    from router.config.sections.simulation import ProfileFile, TroubleFile
+
     document = load(Path(path))
     keys = set(document.data) if isinstance(document.data, dict) else set()
     if "kv_tokens" in keys:

@@ -1,4 +1,6 @@
-"""The process as a whole: open files, memory, threads sharing the interpreter, notices to the service manager."""
+"""The process as a whole: its build, open files, memory, threads sharing the interpreter, notices to the service
+manager.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +10,19 @@ import os
 import resource
 import socket
 import sys
+from importlib.metadata import version
 
 from router.control.allocator import keep_freed_memory
+from scorers.build import is_compiled
 
 log = logging.getLogger("warmroute.app")
 
 SWITCH_INTERVAL_S = 0.001
+
+
+def describe_build() -> str:
+    """Return the name and version of this program, and whether its modules are compiled."""
+    return f"warmroute {version('warmroute')} ({'compiled' if is_compiled() else 'pure Python'})"
 
 
 def raise_open_file_limit() -> None:

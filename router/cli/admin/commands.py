@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console, RenderableType
 
 from router.cli.terminal.options import written_path
 from router.clock import SystemClock
 from router.errors import ConfigError, WarmrouteError
 
 if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
     from router.cli.admin.client import AdminClient
 
 HERE = "http://127.0.0.1:8001"

@@ -30,7 +30,7 @@ def profile(
     \f
     Raises ConfigError for a wrong option, WarmrouteError when nothing was learned or the router does not answer.
     """
-    from router.cli.terminal.failures import err
+    from router.cli.terminal.failures import error_console
     from router.cli.terminal.output import format_now, report_written, writing
     from router.clock import SystemClock
     from router.config.lookup import YAML_SUFFIXES, resolve_file
@@ -47,7 +47,7 @@ def profile(
     engines = ", ".join(quote_name(one.id) for one in instances)
     about = f"{engines}, as the router at {admin} knew them at {format_now(SystemClock())}"
     learned = learn_profile(instances, stand_in, file.stem, about)
-    text = dump_yaml(learned.file)
+    text, err = dump_yaml(learned.file), error_console()
     if out is None:
         sys.stdout.write(text)
     else:

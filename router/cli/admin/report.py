@@ -1,8 +1,9 @@
-"""Answers of the admin API about policies and experiments, as tables and lines for a terminal, and as a chart."""
+"""Answers of the admin API about policies, experiments and tenants: tables and lines for a terminal, and a chart."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from math import inf
 from pathlib import Path
@@ -10,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
+from rich.table import Table
 from rich.text import Text
 
 from router.cli.terminal.drawing import FAINT, INK, bare, canvas, label, save
 from router.cli.terminal.output import MISSING, Grid, GridEntry, make_grid, render
+from router.errors import quote_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,6 +25,7 @@ SHARES = frozenset({"hit_share", "error_rate"})
 VERDICT_STYLES = {"better": "green", "worse": "red"}
 COLOURS = {"better": "#2f8f5b", "worse": "#c0392b"}
 FIRST_ARM = "#2f6f9f"
+USED = ("requests", "input_tokens", "cached_tokens", "output_tokens")
 
 Answer = Mapping[str, Any]
 
@@ -218,3 +222,23 @@ def _metric(axes: Axes, metric: str, standings: list[tuple[str, Mapping[str, Any
 def _number(value: float | str | None, scale: float) -> float | None:
     """Return an estimate in the chart's unit; the API reports infinity as text."""
     return inf if isinstance(value, str) else None if value is None else value * scale
+
+
+def show_usage(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Return a row per day, tenant and model of `GET /admin/usage`."""
+    table = Table("day", "tenant", "model")
+    for title in ("requests", "input", "cached", "output", "GPU s", "refused"):
+        table.add_column(title, justify="right")
+    totals: dict[str, float] = defaultdict(float)
+    for row in rows:
+        refused = ", ".join(f"{reason} {count:,}" for reason, count in sorted(row["refused"].items()))
+        numbers = (f"{row[name]:,}" for name in USED)
+        names = (row["day"], quote_name(row["tenant"]), quote_name(row["model"]) or "-")
+        table.add_row(*names, *numbers, f"{row['gpu_s']:,.1f}", refused or "-")
+        for name in (*USED, "gpu_s"):
+            totals[name] += row[name]
+    if len(rows) > 1:
+        table.add_section()
+        numbers = (f"{totals[name]:,.0f}" for name in USED)
+        table.add_row("all", "", "", *numbers, f"{totals['gpu_s']:,.1f}", "")
+    return table

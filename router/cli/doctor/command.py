@@ -59,7 +59,7 @@ def doctor(
     import logging
 
     from router.cli.doctor.report import print_report, to_json
-    from router.cli.terminal.console import PrintableConsole
+    from router.cli.terminal.failures import error_console
     from router.cli.terminal.output import readable_console
     from router.clock import SystemClock
     from router.operate.doctor.suite import examine
@@ -72,7 +72,7 @@ def doctor(
         from router.operate.doctor.patch import make_patch
 
         edits = [edit for one in examination.findings for edit in one.edits]
-        print_report(PrintableConsole(stderr=True), examination)
+        print_report(error_console(), examination)
         sys.stdout.write(make_patch(examination.text, config, edits))
     elif json:
         import msgspec

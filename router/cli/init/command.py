@@ -48,9 +48,9 @@ def init(
     surveys = asyncio.run(_survey_all(urls, read_variable("--api-key-env", api_key_env)))
     text = config_text(surveys, tokenizer or [], policy, (port, admin_port), api_key_env)
     parse_config(text, str(output or "init"), (output or Path("-")).absolute().parent)
-    from router.cli.terminal.console import PrintableConsole
+    from router.cli.terminal.failures import error_console
 
-    err = PrintableConsole(stderr=True)
+    err = error_console()
     for survey in surveys:
         if survey.error is not None:
             note = f"{survey.url}: {survey.error}; written as a comment"

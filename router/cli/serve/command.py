@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from router.cli.init.command import TokenizerOption
-from router.cli.terminal.failures import err
+from router.cli.terminal.failures import error_console
 from router.cli.terminal.logs import log_to_stderr
 from router.cli.terminal.options import read_path, written_path
 from router.errors import ConfigError, WarmrouteError
@@ -166,7 +166,7 @@ def stack(config: StackConfig, policy: PolicyOption = None) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the start as Ctrl-C does, until the router runs
     check_ports({"listen.port": settings.listen.port, "admin.port": settings.admin.port})
     with ExitStack() as opened:
-        with show_progress(err) as (line, waiting):
+        with show_progress(error_console()) as (line, waiting):
             running = opened.enter_context(RunningStack(spec, report=line, report_wait=waiting))
         uvloop.run(_serve_stack(settings, running, config))
 
@@ -232,6 +232,7 @@ async def _serve_simulated(settings: Config, spec: EmbeddedFleetConfig, file: Pa
     from router.lab.emulator.supervisor import EmbeddedFleet
     from router.lab.emulator.vocabulary import DATA
 
+    err = error_console()
     err.print(f"starting {spec.engines} simulated engines ...")
     async with EmbeddedFleet(_engine_options(spec)) as engines:
         for member in engines.members:

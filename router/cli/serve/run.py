@@ -13,13 +13,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from router.cli.terminal.output import describe_build
 from router.clock import SystemClock
 from router.config import schema
 from router.config.exposure import list_exposures
 from router.control.handover import Predecessor, SocketGiver, find_predecessor
 from router.control.operator_state import forget_state
-from router.control.process import notify_service_manager, raise_open_file_limit, tune_interpreter
+from router.control.process import describe_build, notify_service_manager, raise_open_file_limit, tune_interpreter
 from router.errors import ConfigError, WarmrouteError
 from router.proxy.listening_sockets import ListeningSockets, take_passed_sockets
 from router.tasks import Tasks

@@ -17,6 +17,7 @@ from router.cli.simulate import report
 from router.cli.simulate.charts import make_charts, png, svg
 from router.cli.terminal import drawing
 from router.cli.terminal.console import PrintableConsole
+from router.cli.terminal.failures import error_console
 from router.cli.terminal.output import catch_interrupt, progress_bar, render, writing
 from router.cli.workload.command import print_unusable
 from router.clock import Clock, SystemClock
@@ -55,7 +56,7 @@ def simulate(spec: SweepSpec, output: SweepOutput = TABLES, console: Console | N
     Raises ConfigError for what cannot be simulated, AllCellsFailed when every cell failed.
     """
     console = console or PrintableConsole(width=max(Console().width, NARROWEST))
-    notes = PrintableConsole(stderr=True) if output.json else console
+    notes = error_console() if output.json else console
     if output.out is not None and output.chart:
         drawing.require()
     unusable: list[str] = []

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 import typer
 
-from router.cli.terminal.console import PrintableConsole
 from router.errors import ConfigError, WarmrouteError, quote_lines
+
+if TYPE_CHECKING:
+    from router.cli.terminal.console import PrintableConsole
 
 MAX_LINES = 100  # a message may quote the end of a log or an endpoint's answer
 
-err = PrintableConsole(stderr=True)
+
+def error_console() -> PrintableConsole:
+    """Return a console for standard error. Rich is loaded here, as a router's process does not need it."""
+    from router.cli.terminal.console import PrintableConsole
+
+    return PrintableConsole(stderr=True)
 
 
 def run(app: typer.Typer) -> None:
@@ -19,8 +27,8 @@ def run(app: typer.Typer) -> None:
     try:
         app()
     except ConfigError as error:
-        err.print(str(error), style="red", markup=False, soft_wrap=True)
+        error_console().print(str(error), style="red", markup=False, soft_wrap=True)
         sys.exit(2)
     except WarmrouteError as failure:
-        err.print(quote_lines(str(failure), MAX_LINES), style="red", markup=False, soft_wrap=True)
+        error_console().print(quote_lines(str(failure), MAX_LINES), style="red", markup=False, soft_wrap=True)
         sys.exit(1)

@@ -33,7 +33,6 @@ from router.cli.terminal.console import PrintableConsole
 from router.clock import Clock
 from router.config.private_files import open_private
 from router.errors import WarmrouteError
-from scorers.build import is_compiled
 
 NARROWEST = 120
 MISSING = "-"
@@ -106,11 +105,6 @@ def progress_bar(console: Console, count: ProgressColumn | None = None) -> Progr
 def versions() -> str:
     """Return the name and version of this program."""
     return f"warmroute {importlib.metadata.version('warmroute')}"
-
-
-def describe_build() -> str:
-    """Return the name and version of this program, and whether its modules are compiled."""
-    return f"{versions()} ({'compiled' if is_compiled() else 'pure Python'})"
 
 
 def format_now(clock: Clock) -> str:

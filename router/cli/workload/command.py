@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
-from router.cli.terminal.console import PrintableConsole
+from router.cli.terminal.failures import error_console
 from router.cli.terminal.options import written_path
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from router.lab.workloads.model import Workload
 
 workload = typer.Typer(name="workload", no_args_is_help=True, help="Count workloads, and write them as traces.")
@@ -33,7 +34,6 @@ RequestsOption = Annotated[int | None, typer.Option(min=1, help="open loop: numb
 SessionsOption = Annotated[int | None, typer.Option(min=1, help="closed loop: number of sessions")]
 ScaleOption = Annotated[float, typer.Option(help="factor on all lengths of a preset")]
 AtOnceOption = Annotated[int, typer.Option(min=1, help="closed loop: concurrent sessions; one ends, the next begins")]
-err = PrintableConsole(stderr=True)
 
 
 @workload.command()
@@ -52,6 +52,7 @@ def stats(
     """Count a workload: lengths, rate, the share that an infinite cache would hold, how often blocks are reused."""
     import msgspec
 
+    from router.cli.terminal.console import PrintableConsole
     from router.cli.terminal.output import render
     from router.cli.workload.table import as_json, make_table, statistics_of, title
 
@@ -92,7 +93,7 @@ def write(
 
     chosen = read(name, seed, rate=rate, requests=requests, sessions=sessions, tokens=scale)
     count = write_lines(out, encode_mooncake(chosen, ClosedLoopPace(at_once, token_ms / 1e3)))
-    err.print(f"written: {out}: {count:,} requests", markup=False, soft_wrap=True)
+    error_console().print(f"written: {out}: {count:,} requests", markup=False, soft_wrap=True)
 
 
 def read(name: str, seed: int, **sizes: Any) -> Workload:
@@ -105,7 +106,7 @@ def read(name: str, seed: int, **sizes: Any) -> Workload:
     try:
         return load_workload(name, seed=seed, on_unusable=unusable.append, **sizes)
     finally:
-        print_unusable(err, name, unusable)
+        print_unusable(error_console(), name, unusable)
 
 
 def print_unusable(console: Console, name: str, lines: Sequence[str]) -> None:

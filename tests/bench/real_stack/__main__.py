@@ -18,7 +18,7 @@ from typing import Annotated
 import typer
 
 from router.cli.serve.command import StackConfig
-from router.cli.terminal.failures import err, run
+from router.cli.terminal.failures import error_console, run
 from router.config.reader import read_config
 from router.errors import ConfigError, quote_name
 from router.lab.workloads.presets import PRESETS, AgentsWorkload
@@ -41,7 +41,7 @@ def layers(
     chart: ChartOption = True,
 ) -> None:
     """Measure one prompt computed, from the engine's own cache and from the pool: what each cache tier saves."""
-    engines = environment_factory(read_config(config), out, partial(err.print, markup=False))
+    engines = environment_factory(read_config(config), out, partial(error_console().print, markup=False))
     complete = asyncio.run(bench_layers(engines, out, tokens, repetitions, seed, chart))
     sys.exit(0 if complete else 130)
 
@@ -65,7 +65,7 @@ def agents(
         raise ConfigError(f"--preset: {quote_name(preset)} has no agents; choose codex or claude")
     shares = {"sessions": sessions / whole.sessions, "turns": turns / whole.turns.median}
     scaled = whole.scale(tokens=scale, think=think, **shares)
-    engines = environment_factory(read_config(config), out, partial(err.print, markup=False))
+    engines = environment_factory(read_config(config), out, partial(error_console().print, markup=False))
     complete = asyncio.run(bench_agents(engines, out, scaled.workload(seed), policy, chart))
     sys.exit(0 if complete else 130)
 
