@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 log = logging.getLogger("warmroute.tasks")
@@ -27,6 +28,24 @@ async def in_turns(items: Sequence[T], per_turn: int) -> AsyncIterator[T]:
         yield item
         if number % per_turn == 0:
             await asyncio.sleep(0)
+
+
+class Alarm:
+    """Ends the sleep of one task early."""
+
+    def __init__(self) -> None:
+        self._rung = asyncio.Event()
+
+    def ring(self) -> None:
+        """End the sleep, or the next one if there is none now."""
+        self._rung.set()
+
+    async def sleep(self, seconds: float) -> None:
+        """Return after `seconds`, or when the alarm rings."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._rung.wait()
+        self._rung.clear()
 
 
 class Tasks:

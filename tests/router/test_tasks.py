@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from router import tasks
-from router.tasks import Tasks
+from router.tasks import Alarm, Tasks
 from tests.patience import PATIENCE_S
 
 
@@ -138,3 +138,19 @@ async def test_a_task_whose_cancellation_was_lost_is_cancelled_again(caplog: pyt
     assert lost.is_set()
     assert task.cancelled()
     assert "still running: feeds:poll; cancelling again" in caplog.text
+
+
+async def test_an_alarm_ends_one_sleep() -> None:
+    """One that rings while nobody sleeps ends the next; the one after lasts its time."""
+    alarm = Alarm()
+    alarm.ring()
+    async with asyncio.timeout(PATIENCE_S):
+        await alarm.sleep(2 * PATIENCE_S)
+        sleeper = asyncio.create_task(alarm.sleep(2 * PATIENCE_S))
+        await asyncio.sleep(0)
+        alarm.ring()
+        await sleeper
+    await alarm.sleep(0.0)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await alarm.sleep(PATIENCE_S)

@@ -16,7 +16,7 @@ from router.backends.vllm.disaggregation import read_engine_ids
 from router.clock import Clock
 from router.tasks import Tasks
 
-POLL_INTERVAL_S = 0.05
+IDLE_PAUSE_S = 0.5  # while no ids are missing
 FIRST_PAUSE_S = 0.1
 MAX_PAUSE_S = 5.0
 TIMEOUT_S = 2.0
@@ -63,7 +63,7 @@ class BootstrapClient:
     async def _run(self) -> None:
         while True:
             self.poll()
-            await asyncio.sleep(POLL_INTERVAL_S)
+            await asyncio.sleep(FIRST_PAUSE_S if self._pending else IDLE_PAUSE_S)
 
     def poll(self) -> None:
         """Query every instance without ids whose pause is over."""

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from math import inf
 from typing import NamedTuple, Protocol
 from urllib.parse import urlsplit
 
@@ -31,9 +32,9 @@ from router.clock import Clock
 from router.config import schema
 from router.fleet.engine_facts import EventEndpoint, ModelCard
 from router.fleet.engine_limits import OverLimit
-from router.tasks import Tasks, in_turns
+from router.tasks import Alarm, Tasks, in_turns
 
-POLL_INTERVAL_S = 0.05
+LEAST_PAUSE_S = 0.05  # between two looks at the list
 PROBES_PER_S = 50
 PROBES_PER_TURN = 25  # of the event loop: 2,000 engines that join together would stop it for 0.2 s
 FIRST_RETRY_S = 0.25
@@ -116,6 +117,7 @@ class HealthProbe:
         self._config = config
         self._states: dict[str, _ProbeState] = {}
         self._jitter = Jitter()
+        self._alarm = Alarm()
         self.probes = 0
 
     def start(self) -> None:
@@ -125,6 +127,7 @@ class HealthProbe:
     def watch(self, config: schema.InstanceConfig) -> None:
         """Probe the instance from now on, beginning at once. The registry and `fetch` must know it already."""
         self._states[config.id] = _ProbeState(config, self._clock.now())
+        self._alarm.ring()
 
     def unwatch(self, instance: str) -> None:
         """Stop probing the instance."""
@@ -134,6 +137,7 @@ class HealthProbe:
         """Probe now rather than at the next interval, because a request could not connect."""
         if (state := self._states.get(instance)) is not None:
             state.due_at = self._clock.now()
+            self._alarm.ring()
 
     def trouble(self, instance: str) -> str | None:
         """Return the problem that the last probe of the instance found, for operators; None if there is none."""
@@ -150,7 +154,9 @@ class HealthProbe:
     async def _run(self) -> None:
         while True:
             await self.poll()
-            await asyncio.sleep(POLL_INTERVAL_S)
+            await asyncio.sleep(LEAST_PAUSE_S)  # many may ring, and each look costs time per instance
+            next_at = min((state.due_at for state in self._states.values()), default=inf)
+            await self._alarm.sleep(next_at - self._clock.now())
 
     async def poll(self) -> None:
         """Start every probe that is due."""
@@ -179,6 +185,7 @@ class HealthProbe:
         retry_s = FIRST_RETRY_S * 2.0 ** min(state.failures, 20)
         state.failures += 1
         state.due_at = self._clock.now() + min(retry_s, self._pause_s())
+        self._alarm.ring()
 
     async def _check(self, instance: str, state: _ProbeState) -> _Problem | None:
         """Probe the instance once. Return the problem, if there is one."""
