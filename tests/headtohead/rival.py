@@ -6,10 +6,12 @@ same state.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from router.errors import WarmrouteError
 from router.kvcache.events import EventBatch
 from router.lab.simulator.router import SimulatedRouter, instance_name
 from router.lab.workloads.block_names import SessionContext
@@ -48,11 +50,13 @@ class Rival(Scorer):
     agreement: Agreement = field(default_factory=Agreement)
     _contexts: dict[str, SessionContext] = field(default_factory=dict)
     _held: dict[int, Held] = field(default_factory=dict)
+    _failures: list[WarmrouteError] = field(default_factory=list)
 
     def score(self, view: View) -> Sequence[float]:
         assert view.session is not None
         body = self._body(view.session, view.session_turn or 0)
-        self._held[view.number] = held = self.engines.send(self.router, body, view.session)
+        with self._keeping_failures():
+            self._held[view.number] = held = self.engines.send(self.router, body, view.session)
         chosen = next(row for row in view.rows if row.instance == instance_name(held.number))
         self.agreement.choices += 1
         if self.copy is not None:
@@ -61,12 +65,26 @@ class Rival(Scorer):
             self.agreement.same += costs.get(chosen.target) == min(costs.values())
         return [0.0 if row is chosen else 1.0 for row in view.rows]
 
+    def check(self) -> None:
+        """Raises WarmrouteError if the router failed: a scorer's error is logged, and another policy decides."""
+        if self._failures:
+            raise self._failures[0]
+
+    @contextmanager
+    def _keeping_failures(self) -> Iterator[None]:
+        try:
+            yield
+        except WarmrouteError as why:
+            self._failures.append(why)
+            raise
+
     def begin(self, number: int) -> None:
         """Let the router see the first token of request `number`."""
         self.engines.begin(self._held[number])
 
     def finished(self, view: View, row: Row, outcome: Outcome) -> None:
-        self.engines.release(self._held.pop(view.number))
+        with self._keeping_failures():
+            self.engines.release(self._held.pop(view.number))
 
     def _body(self, session: str, turn: int) -> bytes:
         """Return the chat of a turn: one message, which is the whole context."""
@@ -85,9 +103,11 @@ class RivalRouter(SimulatedRouter):
         self._rival = rival
 
     def on_events(self, number: int, batch: EventBatch) -> int | None:
+        self._rival.check()
         self._rival.engines.publish(number, batch.events)
         return super().on_events(number, batch)
 
     def on_first_byte(self, ticket: Ticket) -> None:
+        self._rival.check()
         self._rival.begin(ticket.record.number)
         super().on_first_byte(ticket)

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from router.config.schema import PolicyConfig
-from router.errors import WarmrouteError
 from router.lab.engine_profile import EngineProfile
 from router.lab.simulator.event_queue import EventQueue
 from router.lab.simulator.outcome import SimulationFigures, SimulationOutcome, compute_figures
@@ -86,8 +85,7 @@ def serve(contender: Contender, load: Load, workload: Workload, seed: int, copy:
         chosen = Policy("rival", (), (WeightedScorer("rival", 1.0, rival),), NamedPicker("best", Best()))
         router_of = partial(RivalRouter, rival)
         outcome = simulate(scenario, chosen, workload, seed=seed, at_once=load.agents, until_s=LONG_S, router=router_of)
-    if rival.agreement.choices != len(outcome):  # an error of a scorer is logged, and another policy decides
-        raise WarmrouteError(f"{contender.name} placed {rival.agreement.choices} of {len(outcome)} requests")
+    rival.check()
     return Served(_figures(outcome), rival.agreement)
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
+from router.errors import WarmrouteError
+from router.lab.local_stack.preflight import free_ports
 from router.lab.workloads.presets import CODEX
 from tests.agreement.served import policy
 from tests.bench import routers
@@ -30,6 +33,18 @@ def test_a_router_agrees_with_its_own_policy_only(copy: str, agrees: bool) -> No
     found = compare(Contender("ours", least_requests), policy(copy), FEW, seed=1)
     assert found.choices >= 40
     assert (found.same == 1.0) is agrees
+
+
+def refuse_all(engines: Sequence[Engine], folder: Path) -> AbstractContextManager[Running]:
+    (folder / "health").write_text("ok")
+    (port,) = free_ports(1)
+    command = [sys.executable, "-m", "http.server", str(port), "--bind", "127.0.0.1", "--directory", str(folder)]
+    return routers.served("refusing", command, port, folder)
+
+
+def test_a_router_that_fails_ends_the_match() -> None:
+    with pytest.raises(WarmrouteError, match="no engine got a request: 501"):
+        compare(Contender("refusing", refuse_all), policy("least_requests"), FEW, seed=1)
 
 
 def test_a_text_has_the_token_ids_of_its_blocks() -> None:
