@@ -65,6 +65,7 @@ def shortlist(
         for measure in {SERVED.get(measure, measure) for order in orders for measure in order} & {*SERVED.values()}
     }
     listed: set[int] = set()
+    draw: float | None = None  # one for all groups: it takes as long as pricing a hundred candidates
     for overlap, group in groups.items():
         if len(group.slots) <= EQUALS:  # comparing would save nothing
             listed.update(group.slots)
@@ -72,7 +73,11 @@ def shortlist(
         measures = _GroupColumns(columns, group, overlap, prompts, request.answer_tokens)
         for order in orders:
             tied = [group.slots[place] for place in _first(order, measures)]
-            listed.update(tied if len(tied) <= EQUALS else _draw(tied, request))
+            if len(tied) > EQUALS:
+                if draw is None:
+                    (draw,) = draws(request.seed, request.number, ["equals"], use="shortlist")
+                tied = _neighbours(tied, draw)
+            listed.update(tied)
     return sorted(listed)
 
 
@@ -185,8 +190,7 @@ def places_of_least(values: list[float]) -> list[int]:
     return places
 
 
-def _draw(tied: Sequence[int], request: ShortlistRequest) -> list[int]:
+def _neighbours(tied: Sequence[int], draw: float) -> list[int]:
     """Return `EQUALS` neighbours, starting at a drawn place: each of `tied` is equally likely."""
-    (draw,) = draws(request.seed, request.number, ["equals"], use="shortlist")
     first = int(draw * len(tied))
     return [tied[(first + i) % len(tied)] for i in range(EQUALS)]
