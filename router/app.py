@@ -272,7 +272,7 @@ class App:
             self.core.tasks.spawn("reload", self.core.control.reload_files())
 
     async def prepare_successor(self) -> bytes:
-        """Write the index snapshot, if one is configured. Return what operators have set."""
+        """Write the index snapshot, if one is configured. Return the state that operators have set."""
         return await self.core.prepare_successor()
 
     def release(self) -> None:

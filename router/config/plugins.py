@@ -62,7 +62,7 @@ def build_plugins(
 
 
 def check_policy(policy: PolicyConfig, registry: Registry, path: YamlPath = ()) -> list[YamlProblem]:
-    """Return what is wrong with the plug-ins of the policy at `path`."""
+    """Return the faults of the plug-ins of the policy at `path`."""
     problems: list[YamlProblem] = []
     build_plugins(policy, registry, problems, path)
     for part, profile in (("prefill", policy.prefill), ("decode", policy.decode)):
@@ -72,7 +72,7 @@ def check_policy(policy: PolicyConfig, registry: Registry, path: YamlPath = ()) 
 
 
 def check_policies(policies: Mapping[str, PolicyConfig], registry: Registry, path: YamlPath = ()) -> list[YamlProblem]:
-    """Return what is wrong with the plug-ins of the policies, by name, at `path`."""
+    """Return the faults of the plug-ins of the policies, by name, at `path`."""
     problems = [
         problem for name, policy in policies.items() for problem in check_policy(policy, registry, (*path, name))
     ]
@@ -82,12 +82,12 @@ def check_policies(policies: Mapping[str, PolicyConfig], registry: Registry, pat
 
 
 def check_admission(admission: AdmissionConfig, registry: Registry, path: YamlPath = ()) -> list[YamlProblem]:
-    """Return what is wrong with the rule of the section at `path`."""
+    """Return the faults of the rule of the section at `path`."""
     return _check_rule(admission.rule, registry, (*path, "rule"))
 
 
 def check_experiment_rules(experiment: ExperimentConfig, registry: Registry, path: YamlPath = ()) -> list[YamlProblem]:
-    """Return what is wrong with the admission rules of the arms of the experiment at `path`."""
+    """Return the faults of the admission rules of the arms of the experiment at `path`."""
     return [
         problem
         for name, arm in experiment.arms.items()
@@ -97,7 +97,7 @@ def check_experiment_rules(experiment: ExperimentConfig, registry: Registry, pat
 
 
 def check_config(config: Config, registry: Registry) -> list[YamlProblem]:
-    """Return what is wrong with the plug-ins that the main file names."""
+    """Return the faults of the plug-ins that the main file names."""
     problems = check_policies(config.policies, registry, ("policies",)) + check_admission(
         config.admission, registry, ("admission",)
     )

@@ -72,7 +72,7 @@ def describe_unknown(what: str, name: str, known: Collection[str]) -> str:
 
 
 def describe_wanted(finding: ErrorDetails) -> str:
-    """Return what is wanted where pydantic found something else: `a whole number`, `at most 1000`."""
+    """Return the kind of value that is wanted where pydantic found something else: `a whole number`, `at most 1000`."""
     kind, limits = finding["type"], finding.get("ctx", {})
     return EXPECTATIONS[kind](limits) if kind in EXPECTATIONS else finding["msg"].removeprefix("Input should be ")
 

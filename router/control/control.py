@@ -146,7 +146,7 @@ class Control:
     # from one process to the next
 
     def collect_state(self) -> OperatorState:
-        """Return what operators have set, for the process that comes next."""
+        """Return the state that operators have set, for the process that comes next."""
         last = self._switch.last
         policies = None if last is None else self._keep_policies(last)
         return OperatorState(list(self._scheduler.drains), policies, self.rollbacks)

@@ -273,7 +273,7 @@ class Core:
             await self.snapshots.save()
 
     async def prepare_successor(self) -> bytes:
-        """Write the index snapshot, if one is configured. Return what operators have set."""
+        """Write the index snapshot, if one is configured. Return the state that operators have set."""
         await self.save_index()
         self._given = self.control.collect_state()
         return encode_state(self._given)

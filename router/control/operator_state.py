@@ -1,4 +1,5 @@
-"""What operators have set while the router runs, for the process that comes next: drains, policies, rolled-back arms.
+"""The state that operators have set in a running router, for the process that comes next: drains, policies,
+rolled-back arms.
 
     take-over    the process that leaves hands it over with its sockets (`handover.py`)
     restart      it is in a file beside the audit log, replaced whole within milliseconds of each change

@@ -25,8 +25,8 @@ Cause = Literal["reasoning", "tools", "template"]
 
 
 class PrefixEnd(NamedTuple):
-    """Where a chat's prompt stops repeating the prompt of its turn before, because the model renders that turn
-    otherwise now.
+    """The end of what a chat's prompt repeats of the prompt of its turn before, which the model renders otherwise
+    now.
     """
 
     tokens: int  # that both begin with

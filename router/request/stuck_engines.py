@@ -163,7 +163,7 @@ class StuckEngines:
 
 
 def sum_work(attempts: Iterable[OpenAttempt], speed: Speed, *, silent: bool) -> OpenWork:
-    """Return what `attempts`, of one target, wait for. `silent`: the engine does not answer probes."""
+    """Return the work that `attempts`, of one target, wait for. `silent`: the engine does not answer probes."""
     prefills = unknown = streams = 0
     prefill_ms = step_ms = 0.0
     shows = silent

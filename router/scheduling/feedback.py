@@ -50,7 +50,7 @@ def predicted_tokens(estimate: OverlapEstimate | None) -> tuple[int | None, int 
 def _learn(
     part: TargetBooking, pool_hit: PoolHit | None, usage: Usage, ttft_ms: float | None, now: float, *, shared_pool: bool
 ) -> Finding | None:
-    """Return what the answer shows of the accuracy of the target's index; None if nothing."""
+    """Return the evidence that the answer gives of the accuracy of the target's index; None if nothing."""
     prompt_tokens, cached_tokens, _ = usage
     if cached_tokens is None:
         return None

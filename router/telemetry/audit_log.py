@@ -43,7 +43,7 @@ class PoliciesInForce(msgspec.Struct, frozen=True):
 
 
 def describe_changes(before: PoliciesInForce, after: PoliciesInForce) -> list[str]:
-    """Return what differs, each as `active: warm -> round_robin`."""
+    """Return the differences, each as `active: warm -> round_robin`."""
     values = {
         "active": (before.active, after.active),
         "arms": (_list_shares(before.arms), _list_shares(after.arms)),

@@ -120,7 +120,7 @@ def run_remarks(run: GamedayRun, outcomes: Sequence[FaultOutcome]) -> Iterator[s
 
 
 def describe_violation(run: GamedayRun, violation: Violation) -> str:
-    """Return what was violated, when, and after which fault."""
+    """Return the invariant that was violated, when, and after which fault."""
     if violation.at_s is None:
         return violation.what
     before = [one for one in run.played if one.began_s <= violation.at_s]

@@ -87,7 +87,7 @@ def _check_base_url(url: str) -> str:
 
 
 def find_scheme_fault(url: str, schemes: Sequence[str]) -> str | None:
-    """Return what is wrong with the scheme of a URL, what is wanted and an example; None if it is one of these. Only a
+    """Return the fault of the scheme of a URL, what is wanted and an example; None if it is one of these. Only a
     scheme and an address are repeated: other text may be a secret.
     """
     wanted, first = " or ".join(f"{scheme}://" for scheme in schemes), f"{schemes[0]}://"
@@ -102,7 +102,7 @@ def find_scheme_fault(url: str, schemes: Sequence[str]) -> str | None:
 
 
 def find_url_fault(url: str) -> str | None:
-    """Return what is wrong with the base URL of a server, what is wanted and an example; None if it is right. What may
+    """Return the fault of the base URL of a server, what is wanted and an example; None if it is right. What may
     be a secret is not repeated.
     """
     if (fault := find_scheme_fault(url, WEB)) is not None:
@@ -127,7 +127,7 @@ def find_url_fault(url: str) -> str | None:
 
 
 def find_choice_fault(thing: str, given: Mapping[str, bool]) -> str | None:
-    """Return what is wrong with a `thing` (`the alias`) that needs one of the keys, by whether it is `given`; None if
+    """Return the fault of a `thing` (`the alias`) that needs one of the keys, by whether it is `given`; None if
     it has one.
     """
     found = [f"`{key}`" for key, is_given in given.items() if is_given]

@@ -34,7 +34,7 @@ class GatewaysFollowed(Message, frozen=True):
 
 
 class AnswersOpen(Message, frozen=True):
-    """Whether answers are open at the sender."""
+    """The sender has open answers, or none any more."""
 
     some: bool
 

@@ -173,8 +173,8 @@ class Supervisor:
         return None if worker is None else await worker.channel.ask(query, timeout_s=timeout_s)
 
     async def prepare_successor(self) -> bytes:
-        """Request that the worker on duty write the index snapshot. Return what operators have set; nothing if it does
-        not reply.
+        """Request that the worker on duty write the index snapshot. Return the state that operators have
+        set; nothing if it does not reply.
         """
         return await self.ask_on_duty("prepare_successor", SAVE_TIMEOUT_S) or b""
 

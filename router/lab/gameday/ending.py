@@ -86,14 +86,14 @@ async def _list_gauges(http: httpx.AsyncClient, name: str, url: str, gauges: Ite
 
 
 async def read_counts(stage: Stage) -> tuple[Counts, Counts]:
-    """Return what all routers have counted, and what all engines have."""
+    """Return the counts of all routers, and those of all engines."""
     routers = [(await stage.http.get(f"{one.url}/metrics")).text for one in stage.routers]
     engines = [(await stage.http.get(f"{one.url}/metrics")).text for one in stage.engines]
     return _add(map(_count_router, routers)), _add(map(_count_engine, engines))
 
 
 def count_answers(rows: Iterable[SentRequest]) -> Counts:
-    """Return what the clients have counted."""
+    """Return the counts of the clients."""
     answered = [one for one in rows if one.failure is None]
     prompts, outputs = (one.prompt_tokens or 0 for one in answered), (one.output_tokens or 0 for one in answered)
     return Counts(len(answered), sum(prompts), sum(outputs))

@@ -84,7 +84,7 @@ async def _set_all(stage: Stage, **faults: object) -> None:
 
 
 def describe(fault: GamedayFault) -> str:
-    """Return what is done to whom, such as `engine-1, factor 4`."""
+    """Return the fault and its place, such as `engine-1, factor 4`."""
     values = {name: getattr(fault, name) for name in TRAITS[fault.fault].parameters}
     texts = {name: f"{value:g}" if isinstance(value, float) else str(value) for name, value in values.items()}
     return ", ".join(f"{name}-{text}" if name in NAMED else f"{name} {text}" for name, text in texts.items())

@@ -113,7 +113,7 @@ class ExaminedEngine:
 
 
 class MetricsAddress(NamedTuple):
-    """Where a router serves its metrics, on the host of its admin listener. `cert_file`: the certificate it serves
+    """The address of a router's metrics, on the host of its admin listener. `cert_file`: the certificate it serves
     them with, which is trusted; None: not known here.
     """
 

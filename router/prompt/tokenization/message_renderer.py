@@ -1,4 +1,4 @@
-"""What renders the chats of a model: into text, which is tokenised, or message by message into token ids."""
+"""Renderers of a model's chats: into text, which is tokenised, or message by message into token ids."""
 
 from __future__ import annotations
 

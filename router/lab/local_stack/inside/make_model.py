@@ -175,7 +175,7 @@ def make_linear(folder: Path, tokenizer: PreTrainedTokenizerFast) -> None:
 
 
 def settings_of(tokenizer: PreTrainedTokenizerFast, size: ModelSize) -> dict[str, Any]:
-    """Return what the configurations of all these models have in common."""
+    """Return the settings that all these models have in common."""
     return {
         "vocab_size": len(tokenizer),
         "hidden_size": size.hidden,
