@@ -43,7 +43,7 @@ def list_(context: typer.Context) -> None:
 
 @policies.command()
 def show(name: str) -> None:
-    """Print a shipped policy with its explanation, ready to be saved as a policy file of your own."""
+    """Print a shipped policy with its explanation. Save it as a policy file of your own."""
     sys.stdout.write(_shipped_file(name).read_text(encoding="utf-8"))
 
 

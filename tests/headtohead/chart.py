@@ -31,8 +31,10 @@ def draw(loads: Sequence[Load], matches: Sequence[Match], file: Path) -> None:
             if (seconds := median_figure(found.get(name, {}), "ttft_p90_s")) is not None
         ]
         ours = {"s": 90, "zorder": 3} if name == OURS else {"s": 34, "alpha": 0.8}
-        axes.scatter(*zip(*points, strict=True), color=colour, marker=mark, linewidths=0, label=name, **ours)
+        plain = name.replace("`", "")
+        axes.scatter(*zip(*points, strict=True), color=colour, marker=mark, linewidths=0, label=plain, **ours)
     axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:g}")
     axes.set_yticks(range(len(played)), played)
     axes.invert_yaxis()
     bare(axes, 8, "both")

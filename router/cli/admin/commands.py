@@ -60,7 +60,7 @@ def put(
     admin: AdminOption = HERE,
     token_env: TokenOption = None,
 ) -> None:
-    """Add a policy or replace one, in the router's memory only: no file is written."""
+    """Add a policy or replace one, in the router's memory. No file is written."""
     client = client_at(admin, token_env)
     _print_switch(_put(client, file, name, activate=activate, dry_run=dry_run))
 
@@ -207,7 +207,7 @@ def show(
 
 @experiment.command()
 def start(file: Path, dry_run: DryOption = False, admin: AdminOption = HERE, token_env: TokenOption = None) -> None:
-    """Start an experiment from a file with an `experiment` section; it replaces a running one."""
+    """Start an experiment from a file with an `experiment` section. It replaces a running one."""
     with _naming(file, "experiment:"):
         answer = client_at(admin, token_env).put(read(file), "experiment", dry_run=dry_run)
     _print_switch(answer)

@@ -49,7 +49,9 @@ def stats(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
 ) -> None:
-    """Count a workload: lengths, rate, the share that an infinite cache would hold, how often blocks are reused."""
+    """Count a workload. It lists lengths, rate, the share that an infinite cache would hold, and how often blocks are
+    reused.
+    """
     import msgspec
 
     from router.cli.terminal.console import PrintableConsole
