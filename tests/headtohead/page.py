@@ -13,6 +13,7 @@ from tests.headtohead.loads import Load
 from tests.headtohead.match import Match
 
 BUSY_CORE, NO_IDLE, LATE_S = 0.8, 0.05, 0.05
+TIMES = 3.0  # from which on a ratio is given instead of per cents
 OVERVIEW = (
     ("Time to the first token, P90, s", "ttft_p90_s", "{:.2g}"),
     ("Prompt tokens found in the engine's cache", "hit_share", "{:.0%}"),
@@ -95,13 +96,16 @@ def _row(name: str, matches: Mapping[int, Match], ours: Mapping[int, Match]) -> 
 
 def _median(matches: Mapping[int, Match], figure: str, form: str) -> str:
     value = median_figure(matches, figure)
-    return "-" if value is None else form.format(value)
+    text = "-" if value is None else form.format(value)
+    return f"{float(text):g}" if "e" in text else text
 
 
 def _beside(ratio: Ratio | None) -> str:
     if ratio is None or ratio.is_equal is None:
         return ""
-    return " (=)" if ratio.is_equal else f" ({ratio.mean - 1:+.0%})"
+    if ratio.is_equal:
+        return " (=)"
+    return f" ({ratio.mean:,.0f} times)" if ratio.mean >= TIMES else f" ({ratio.mean - 1:+.0%})"
 
 
 def _doubts(played: Mapping[str, Mapping[int, Match]]) -> Iterator[str]:
