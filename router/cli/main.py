@@ -122,7 +122,7 @@ def load(
     ] = None,
     chart: ChartOption = None,
 ) -> None:
-    """Send a workload to an endpoint as real requests. The loop is closed or open; it reports latencies and hits."""
+    """Send a workload to an endpoint as real requests. Latencies and hits of the closed or open loop are reported."""
     import asyncio
 
     from router.cli.load.command import LoadRequest, run_load

@@ -97,7 +97,7 @@ def _row(name: str, matches: Mapping[int, Match], ours: Mapping[int, Match]) -> 
 def _median(matches: Mapping[int, Match], figure: str, form: str) -> str:
     value = median_figure(matches, figure)
     text = "-" if value is None else form.format(value)
-    return f"{float(text):g}" if "e" in text else text
+    return f"{float(text):g}" if "e" in text else text  # 120, not 1.2e+02
 
 
 def _beside(ratio: Ratio | None) -> str:

@@ -50,7 +50,7 @@ class Rival(Scorer):
     agreement: Agreement = field(default_factory=Agreement)
     _contexts: dict[str, SessionContext] = field(default_factory=dict)
     _held: dict[int, Held] = field(default_factory=dict)
-    _failures: list[WarmrouteError] = field(default_factory=list)
+    _failures: list[WarmrouteError | OSError] = field(default_factory=list)
 
     def score(self, view: View) -> Sequence[float]:
         assert view.session is not None
@@ -66,7 +66,9 @@ class Rival(Scorer):
         return [0.0 if row is chosen else 1.0 for row in view.rows]
 
     def check(self) -> None:
-        """Raises WarmrouteError if the router failed: a scorer's error is logged, and another policy decides."""
+        """Raises WarmrouteError or OSError if the router failed: a scorer's error is logged, and another policy
+        decides.
+        """
         if self._failures:
             raise self._failures[0]
 
@@ -74,7 +76,7 @@ class Rival(Scorer):
     def _keeping_failures(self) -> Iterator[None]:
         try:
             yield
-        except WarmrouteError as why:
+        except (WarmrouteError, OSError) as why:
             self._failures.append(why)
             raise
 

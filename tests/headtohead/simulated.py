@@ -71,8 +71,8 @@ def build_scenario(load: Load, *, events: bool = True) -> Scenario:
 
 
 def serve(contender: Contender, load: Load, workload: Workload, seed: int, copy: Policy | None = None) -> Served:
-    """Let a router serve the workload, and examine `copy` at each of its choices. Raises WarmrouteError if it cannot be
-    installed, does not start, or does not place every request.
+    """Let a router serve the workload, and examine `copy` at each of its choices. Raises WarmrouteError or OSError if
+    it cannot be installed, does not start, or does not place every request.
     """
     scenario = build_scenario(load, events=contender.reads_events)
     scenario = replace(scenario, trouble=replace(scenario.trouble, events_lost=0.0))  # `HeldEngines` loses them
