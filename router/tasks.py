@@ -41,7 +41,7 @@ class Alarm:
         self._rung.set()
 
     async def sleep(self, seconds: float) -> None:
-        """Return after `seconds`, or when the alarm rings."""
+        """Return after `seconds`, at once if they are negative, or when the alarm rings."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._rung.wait()

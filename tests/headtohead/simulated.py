@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from router.config.schema import PolicyConfig
+from router.errors import WarmrouteError
 from router.lab.engine_profile import EngineProfile
 from router.lab.simulator.event_queue import EventQueue
 from router.lab.simulator.outcome import SimulationFigures, SimulationOutcome, compute_figures
@@ -86,6 +87,8 @@ def serve(contender: Contender, load: Load, workload: Workload, seed: int, copy:
         router_of = partial(RivalRouter, rival)
         outcome = simulate(scenario, chosen, workload, seed=seed, at_once=load.agents, until_s=LONG_S, router=router_of)
     rival.check()
+    if rival.agreement.choices != len(outcome):
+        raise WarmrouteError(f"{contender.name} placed {rival.agreement.choices} of {len(outcome)} requests")
     return Served(_figures(outcome), rival.agreement)
 
 

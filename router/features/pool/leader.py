@@ -18,7 +18,7 @@ import msgspec
 
 from router.backends.fetch import Fetch, HttpAnswer
 from router.clock import Clock
-from router.tasks import Tasks
+from router.tasks import Alarm, Tasks
 
 MIN_PAUSE_S = 0.1  # between two polls, however often the leader is lost
 
@@ -59,7 +59,7 @@ class MasterLeader:
         self._tasks = tasks
         self._clock = clock
         self._changed = changed
-        self._poll_now = asyncio.Event()
+        self._alarm = Alarm()
 
     def start(self) -> None:
         """Start polling."""
@@ -69,7 +69,7 @@ class MasterLeader:
         """Record that `instance`, queried as the leader, is gone, silent, or not the leader."""
         if self.current == instance:
             self.current = None
-            self._poll_now.set()
+            self._alarm.ring()
 
     async def poll(self) -> None:
         """Query every master once."""
@@ -85,12 +85,7 @@ class MasterLeader:
         while True:
             await self.poll()
             await asyncio.sleep(min(MIN_PAUSE_S, self._interval_s))
-            try:
-                async with asyncio.timeout(max(0.0, self._interval_s - MIN_PAUSE_S)):
-                    await self._poll_now.wait()
-            except TimeoutError:
-                pass
-            self._poll_now.clear()
+            await self._alarm.sleep(self._interval_s - MIN_PAUSE_S)
 
     async def _query(self, instance: str) -> MasterState:
         answer = await self._fetch(instance, "/health", timeout_s=self._interval_s)
