@@ -12,7 +12,7 @@ This module does no I/O and ignores load and caches: the policy chooses among th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from router.config import schema
@@ -32,6 +32,7 @@ class PrefillPeers:
     def __init__(self) -> None:
         self._prefilling: dict[str, schema.InstanceConfig] = {}
         self._engine_ids: dict[str, Mapping[int, str]] = {}  # by rank
+        self.on_unknown: list[Callable[[], None]] = []  # called when engine ids have become unknown
         self.unpaired: Counter[str] = Counter()  # pairs that were not possible, by reason
 
     def __bool__(self) -> bool:
@@ -52,6 +53,9 @@ class PrefillPeers:
     def forget_engine_ids(self, instance: str) -> None:
         """Forget an instance's engine ids: a new process may have started."""
         self._engine_ids.pop(instance, None)
+        if instance in self._prefilling:
+            for notify in self.on_unknown:
+                notify()
 
     def without_engine_ids(self) -> list[str]:
         """Return the prefill instances with a bootstrap server whose engine ids are unknown."""

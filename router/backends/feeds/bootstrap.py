@@ -7,16 +7,15 @@ Only these are queried, with growing pauses, until they answer.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from math import inf
 from typing import Protocol
 
 from router.backends.fetch import Fetch
 from router.backends.vllm.disaggregation import read_engine_ids
 from router.clock import Clock
-from router.tasks import Tasks
+from router.tasks import Alarm, Tasks
 
-IDLE_PAUSE_S = 0.5  # while no ids are missing
 FIRST_PAUSE_S = 0.1
 MAX_PAUSE_S = 5.0
 TIMEOUT_S = 2.0
@@ -24,6 +23,8 @@ TIMEOUT_S = 2.0
 
 class EngineIdRegistry(Protocol):
     """The engine ids of all prefill instances."""
+
+    on_unknown: list[Callable[[], None]]  # called when engine ids have become unknown
 
     def without_engine_ids(self) -> list[str]:
         """Return the instances whose engine ids are missing."""
@@ -55,6 +56,8 @@ class BootstrapClient:
         self._tasks = tasks
         self._clock = clock
         self._pending: dict[str, _PendingQuery] = {}
+        self._alarm = Alarm()
+        registry.on_unknown.append(self._alarm.ring)
 
     def start(self) -> None:
         """Start polling."""
@@ -63,7 +66,7 @@ class BootstrapClient:
     async def _run(self) -> None:
         while True:
             self.poll()
-            await asyncio.sleep(FIRST_PAUSE_S if self._pending else IDLE_PAUSE_S)
+            await self._alarm.sleep(FIRST_PAUSE_S if self._pending else inf)
 
     def poll(self) -> None:
         """Query every instance without ids whose pause is over."""

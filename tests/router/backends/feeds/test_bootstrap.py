@@ -46,8 +46,13 @@ class Scene:
 
     async def look(self) -> None:
         self.feed.poll()
-        for _ in range(4):
-            await asyncio.sleep(0)
+        await turns()
+
+
+async def turns() -> None:
+    """Let the event loop take a few turns."""
+    for _ in range(8):
+        await asyncio.sleep(0)
 
 
 @pytest.fixture
@@ -111,6 +116,18 @@ async def test_who_is_in_doubt_is_asked_again_at_once(scene: Scene) -> None:
     scene.peers.add(an_instance("p"))  # it restarted
     await scene.look()
     assert len(scene.asked) == 3
+
+
+async def test_ids_that_become_unknown_end_the_pause(scene: Scene) -> None:
+    scene.feed.start()
+    await turns()
+    assert scene.asked == [], "the feed waits for ids to become unknown"
+    scene.peers.add(an_instance("p"))
+    await turns()
+    assert scene.peers.without_engine_ids() == []
+    scene.peers.forget_engine_ids("p")  # a prefill half failed
+    await turns()
+    assert scene.asked == ["p bootstrap"] * 2
 
 
 async def test_an_answer_that_comes_after_its_instance_left_is_dropped(scene: Scene) -> None:
