@@ -13,7 +13,7 @@ from tests.headtohead.match import Match
 
 OURS_COLOUR = "#b3261e"
 COLOURS = ("#2f6f9f", "#c2853d", "#8a6bb0", "#4c9a6a", FAINT, "#5aa9b8", "#9c755f")  # by program
-MARKS = "osDv"  # by policy of a program
+MARKS = "osDv^"  # by policy of a program
 
 
 def draw(loads: Sequence[Load], matches: Sequence[Match], file: Path) -> None:

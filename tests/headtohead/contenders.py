@@ -1,4 +1,4 @@
-"""The routers of the comparison, as released, each with its documented defaults."""
+"""The routers of the comparison, as released, with their documented defaults, and some tuned as their users would."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ from tests.headtohead.forwarder import ForwarderOptions
 
 class Contender(NamedTuple):
     """A router with a policy. What it knows of the engines' caches is found out (`control.py`). `reads_events`: it
-    needs engines that publish KV events.
+    needs engines that publish KV events. `tuned`: it has other settings than its defaults.
     """
 
     name: str
     start: Callable[[Sequence[Engine], Path], AbstractContextManager[Running]]
     reads_events: bool = False
+    tuned: bool = False
 
     def file_name(self, *words: object) -> str:
         """Return the name of a file about this router and `words`."""
@@ -45,27 +46,27 @@ def _warmroute(engines: Sequence[Engine], folder: Path) -> AbstractContextManage
     return routers.warmroute([engine.port for engine in engines], folder, settings)
 
 
-def _kv_aware(engines: Sequence[Engine], folder: Path) -> AbstractContextManager[Running]:
+def _kv_aware(engines: Sequence[Engine], folder: Path, *, sticky: bool = False) -> AbstractContextManager[Running]:
     options = ["--kv-event-model", MODEL]
     for engine in engines:
         options += ["--kv-event-source", f"{engine.url}={engine.events}"]
         options += ["--kv-event-replay-source", f"{engine.url}={engine.replay}"]
+    options += ["--kv-aware-session-affinity-ttl-secs", STICKY_S] if sticky else []
     return routers.rust([engine.port for engine in engines], folder, "kv_aware", options)
 
 
-def _dynamo(engines: Sequence[Engine], folder: Path) -> AbstractContextManager[Running]:
+def _dynamo(engines: Sequence[Engine], folder: Path, *, sticky: bool = False) -> AbstractContextManager[Running]:
     port, service_port = free_ports(2)
-    options = ForwarderOptions(
-        port=port,
-        service_port=service_port,
-        python=str(routers.peers_venv() / "bin" / "python"),
-        engines=tuple(engines),
-    )
+    python = str(routers.peers_venv() / "bin" / "python")
+    service = [python, "-m", "dynamo.select_service", "--port", str(service_port)]
+    service += ["--session-affinity-ttl-secs", STICKY_S] if sticky else []
+    options = ForwarderOptions(port, service_port, tuple(service), tuple(engines), sessions=sticky)
     command = [sys.executable, "-m", "tests.headtohead.forwarder", msgspec.json.encode(options).decode()]
     return routers.served("dynamo", command, port, folder)
 
 
 OURS = "Warmroute `warm`"
+STICKY_S = "600"  # after its last request a session is forgotten
 CONTENDERS: Sequence[Contender] = (
     Contender(OURS, _warmroute, reads_events=True),
     Contender("vllm-router `cache_aware`", partial(_at_ports, routers.rust, policy="cache_aware")),
@@ -79,4 +80,6 @@ CONTENDERS: Sequence[Contender] = (
     Contender("nginx `least_conn`", partial(_at_ports, routers.nginx, method="least_conn;")),
     Contender("Envoy `LEAST_REQUEST`", partial(_at_ports, routers.envoy, policy="LEAST_REQUEST")),
     Contender("Envoy `RING_HASH`", partial(_at_ports, routers.envoy, policy="RING_HASH")),
+    Contender("vllm-router `kv_aware`, sticky", partial(_kv_aware, sticky=True), reads_events=True, tuned=True),
+    Contender("Dynamo `select_service`, sticky", partial(_dynamo, sticky=True), reads_events=True, tuned=True),
 )

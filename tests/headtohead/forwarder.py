@@ -29,12 +29,13 @@ STEP_TOKENS = 8192
 
 
 class ForwarderOptions(msgspec.Struct, frozen=True):
-    """`python`: of the environment that has the service."""
+    """`service`: the command that runs the service. `sessions`: send it the ids of sessions."""
 
     port: int
     service_port: int
-    python: str
+    service: tuple[str, ...]
     engines: tuple[Engine, ...]
+    sessions: bool
 
 
 class Forwarder:
@@ -80,6 +81,8 @@ class Forwarder:
             "token_ids": rendered.raise_for_status().json()["token_ids"],
             "expected_output_tokens": msgspec.json.decode(body)["max_tokens"],
         }
+        if self._options.sessions:  # without, it chooses otherwise, sticky or not
+            wanted["session_id"] = request.headers["x-session-id"]
         found = (await self._service.post("/select_and_reserve", json=wanted)).raise_for_status().json()
         sent = self._http.build_request("POST", f"{found['endpoint']}{CHAT}", content=body, headers=headers)
         answer = await self._http.send(sent, stream=True)
@@ -106,8 +109,7 @@ class Forwarder:
 async def serve(options: ForwarderOptions) -> None:
     """Run the service and the forwarder until the process is stopped."""
     forwarder = Forwarder(options)
-    command = [options.python, "-m", "dynamo.select_service", "--port", str(options.service_port)]
-    service = await asyncio.create_subprocess_exec(*command, env=os.environ | {"DYN_LOG": "error"})
+    service = await asyncio.create_subprocess_exec(*options.service, env=os.environ | {"DYN_LOG": "error"})
     try:
         await forwarder.register()
         routes = [Route(CHAT, forwarder.chat, methods=["POST"]), Route("/health", forwarder.health)]

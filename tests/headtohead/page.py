@@ -23,20 +23,29 @@ HEAD = ("router", "turns/s", "TTFT p50, s", "p90", "p99", "hits", "failed", "CPU
 
 
 def render_overview(loads: Sequence[Load], matches: Sequence[Match]) -> Iterator[str]:
-    """Yield a table for each figure: a row for each load, a column for each router that has played. Values are medians
-    over the seeds; in brackets as in `render`.
+    """Yield a table for each figure: a row for each load, a column for each router that has played; tuned routers have
+    one of their own. Values are medians over the seeds; in brackets as in `render`.
     """
     played = {load.name: found for load in loads if (found := by_router(matches, load.name))}
-    names = [one.name for one in CONTENDERS if any(one.name in found for found in played.values())]
+    there = [one for one in CONTENDERS if any(one.name in found for found in played.values())]
     for title, figure, form in OVERVIEW:
-        yield f"**{title}**\n"
-        yield f"| load | seeds | {' | '.join(names)} |"
-        yield f"|---|--:|{'--:|' * len(names)}"
-        for load, found in played.items():
-            seeds = len({seed for those in found.values() for seed in those})
-            cells = [_cell(found.get(name, {}), found.get(OURS, {}), name, figure, form) for name in names]
-            yield f"| {load} | {seeds} | {' | '.join(cells)} |"
-        yield ""
+        yield from _overview(title, figure, form, played, [one.name for one in there if not one.tuned])
+    if tuned := [one.name for one in there if one.tuned]:
+        title, figure, form = OVERVIEW[0]
+        yield from _overview(f"{title}, of tuned routers", figure, form, played, [OURS, *tuned])
+
+
+def _overview(
+    title: str, figure: str, form: str, played: Mapping[str, Mapping[str, Mapping[int, Match]]], names: Sequence[str]
+) -> Iterator[str]:
+    yield f"**{title}**\n"
+    yield f"| load | seeds | {' | '.join(names)} |"
+    yield f"|---|--:|{'--:|' * len(names)}"
+    for load, found in played.items():
+        seeds = len({seed for name in names for seed in found.get(name, {})})
+        cells = [_cell(found.get(name, {}), found.get(OURS, {}), name, figure, form) for name in names]
+        yield f"| {load} | {seeds} | {' | '.join(cells)} |"
+    yield ""
 
 
 def _cell(matches: Mapping[int, Match], ours: Mapping[int, Match], name: str, figure: str, form: str) -> str:

@@ -52,8 +52,9 @@ def test_routers_are_compared_over_the_seeds_that_both_played() -> None:
 
 
 def test_the_page_has_a_row_for_each_router_that_played() -> None:
-    theirs = "smg `cache_aware`"
+    theirs, tuned = "smg `cache_aware`", "vllm-router `kv_aware`, sticky"
     matches = [match(OURS, seed, 0.1) for seed in range(5)] + [match(theirs, seed, 0.125) for seed in range(5)]
+    matches += [match(tuned, seed, 0.4) for seed in range(5)]
     assert set(decode_matches(encode_matches(matches))) == set(matches)
     left_out = Match("nginx round robin", LOAD, 1, "", 0.0, "InstallFailed: nginx is not installed", None)
     page = render(
@@ -64,4 +65,5 @@ def test_the_page_has_a_row_for_each_router_that_played() -> None:
     assert f"| {theirs} | 10.0 (=) | 0.12 (+25%) | 0.12 (+25%) | 0.12 (+25%) | 50% | 0 | 8.0 | 100 |" in page
     assert "nginx" not in page
     assert f"| {LOAD} | 5 | 0.1 | 0.12 (+25%) |" in page
-    assert by_router(matches, LOAD).keys() == {OURS, theirs}
+    assert f"| {LOAD} | 5 | 0.1 | 0.4 (4 times) |" in page
+    assert by_router(matches, LOAD).keys() == {OURS, theirs, tuned}
