@@ -1,12 +1,13 @@
 """Compare Warmroute with the routers that it competes with: the real ones, in front of the same engines.
 
     python -m tests.headtohead [--load NAME ...] [--router NAME ...] [--seeds 8] [--first-seed 1] [--short]
-    python -m tests.headtohead --virtual [--load NAME ...] [--router NAME ...] [--seeds 8] [--first-seed 1]
+    python -m tests.headtohead --virtual [...]
+    python -m tests.headtohead --real [...]
 
-The first is with emulated engines in real time, the second with simulated ones in virtual time (`simulated.py`). Each
-match is kept as JSON in `build/headtohead`, and is not played again; the page is written there, too, and all records as
-`live.json` or `virtual.json`, with a chart. The latter, as `docs/measurements/routers.json`, is the source of "Which
-router?".
+The first is with emulated engines in real time, the second with simulated ones in virtual time (`simulated.py`), the
+third with real ones (`real_engines.py`). Each match is kept as JSON in `build/headtohead`, and is not played again; the
+page is written there, too, and all records as `live.json`, `virtual.json` or `real.json`, with a chart. The second, as
+`docs/measurements/routers.json`, is the source of "Which router?".
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ import msgspec
 
 from router.clock import SystemClock
 from router.errors import WarmrouteError
-from tests.headtohead import simulated
+from tests.headtohead import match, real_engines, simulated
 from tests.headtohead.chart import draw
 from tests.headtohead.contenders import CONTENDERS, OURS, Contender
 from tests.headtohead.control import Control, examine, examine_virtual
-from tests.headtohead.loads import LOADS, LONG_S, SHORT, SIMULATED, Load
-from tests.headtohead.match import Match, MatchFigures, encode_matches, play
+from tests.headtohead.loads import AT_REAL, LOADS, LONG_S, SHORT, SIMULATED, Load
+from tests.headtohead.match import Match, MatchFigures, encode_matches
 from tests.headtohead.page import render
 from tests.suites.rows import in_turn, wide_console
 
@@ -41,15 +42,32 @@ CONTROL_S = 20.0
 T = TypeVar("T", Control, Match)
 
 
+class Kind(NamedTuple):
+    """A kind of matches. `takes_s`: one, about."""
+
+    name: str
+    loads: Sequence[Load]
+    takes_s: float
+    play: Callable[[Contender, Load, int], MatchFigures]
+
+    def file_name(self, contender: Contender, *words: object) -> str:
+        return contender.file_name(*([] if self is LIVE else [self.name]), *words)
+
+
+LIVE = Kind("live", LOADS, LONG_S + BESIDE_S, match.play)
+VIRTUAL = Kind("virtual", SIMULATED, simulated.TAKES_S, simulated.play)
+REAL = Kind("real", AT_REAL, LONG_S + BESIDE_S + real_engines.START_S, real_engines.play)
+
+
 class Examined(NamedTuple):
     """A control that is to be made."""
 
     contender: Contender
-    is_virtual: bool
+    kind: Kind
 
     @property
     def name(self) -> str:
-        return self.contender.file_name(*_kind(self.is_virtual), "control")
+        return self.kind.file_name(self.contender, "control")
 
 
 class Planned(NamedTuple):
@@ -58,31 +76,16 @@ class Planned(NamedTuple):
     load: Load
     seed: int
     contender: Contender
-    is_virtual: bool
+    kind: Kind
 
     @property
     def name(self) -> str:
-        return self.contender.file_name(*_kind(self.is_virtual), self.load.name.replace("/", " per "), self.seed)
-
-    @property
-    def takes_s(self) -> float:
-        return simulated.TAKES_S if self.is_virtual else LONG_S + BESIDE_S
-
-    def play(self) -> MatchFigures:
-        """Play the match. Raises WarmrouteError or OSError for a router that cannot be installed or started."""
-        if self.is_virtual:
-            return simulated.play(self.contender, self.load, self.seed)
-        with tempfile.TemporaryDirectory(prefix="warmroute-headtohead-") as folder:
-            return asyncio.run(play(self.contender, self.load, self.seed, Path(folder)))
-
-
-def _kind(is_virtual: bool) -> Sequence[str]:
-    return ["virtual"] if is_virtual else []
+        return self.kind.file_name(self.contender, self.load.name.replace("/", " per "), self.seed)
 
 
 def make_control(examined: Examined, say: Callable[[str], None]) -> Control:
     say("positive control")
-    if examined.is_virtual:
+    if examined.kind is VIRTUAL:
         return examine_virtual(examined.contender)
     with tempfile.TemporaryDirectory(prefix="warmroute-headtohead-") as folder:
         return asyncio.run(examine(examined.contender, Path(folder)))
@@ -94,7 +97,7 @@ def play_planned(planned: Planned, say: Callable[[str], None]) -> Match:
     clock, figures, left_out = SystemClock(), None, None
     began = clock.now()
     try:
-        figures = planned.play()
+        figures = planned.kind.play(planned.contender, planned.load, planned.seed)
     except (WarmrouteError, OSError) as why:
         left_out = f"{type(why).__name__}: {why}"
     ended = datetime.now().astimezone().isoformat(sep=" ", timespec="minutes")
@@ -112,19 +115,18 @@ def find_earlier(name: str, kind: type[T]) -> T | None:
 def main() -> int:
     chosen = _arguments()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # else the routers would outlive this process
-    loads = SIMULATED if chosen.virtual else [load for load in LOADS if not chosen.short or load.name in SHORT]
-    loads = [load for load in loads if chosen.load is None or load.name in chosen.load]
+    kind = VIRTUAL if chosen.virtual else REAL if chosen.real else LIVE
+    names = chosen.load or (SHORT if chosen.short else [load.name for load in kind.loads])
+    loads = [load for load in kind.loads if load.name in names]
     contenders = [one for one in CONTENDERS if chosen.router is None or one.name in chosen.router]
     seeds = range(chosen.first_seed, chosen.first_seed + (1 if chosen.short else chosen.seeds))
-    plan = [
-        Planned(load, seed, contender, chosen.virtual) for seed in seeds for load in loads for contender in contenders
-    ]
+    plan = [Planned(load, seed, contender, kind) for seed in seeds for load in loads for contender in contenders]
     console = wide_console()
-    minutes = sum(one.takes_s for one in plan) / 60
-    console.print(f"{len(plan)} matches, about {minutes:.0f} minutes, kept in {FOLDER}")
+    console.print(f"{len(plan)} matches, about {len(plan) * kind.takes_s / 60:.0f} minutes, kept in {FOLDER}")
+    # in virtual time ours does not play as a process
+    examined = [] if kind is REAL else [one for one in contenders if kind is LIVE or one.name != OURS]
     controls = in_turn(
-        # in virtual time ours does not play as a process
-        [Examined(one, chosen.virtual) for one in contenders if not chosen.virtual or one.name != OURS],
+        [Examined(one, kind) for one in examined],
         lambda _: CONTROL_S,
         lambda one: find_earlier(one.name, Control),
         make_control,
@@ -133,7 +135,7 @@ def main() -> int:
     )
     matches = in_turn(
         plan,
-        lambda one: one.takes_s,
+        lambda _: kind.takes_s,
         lambda one: find_earlier(one.name, Match),
         play_planned,
         FOLDER,
@@ -144,10 +146,9 @@ def main() -> int:
         if one.left_out is not None:
             console.print(f"{one.router} is left out: {one.left_out}", highlight=False)
     page = render(loads, matches, controls)
-    name = "virtual" if chosen.virtual else "live"
-    (FOLDER / f"{name}.md").write_text(page)
-    (FOLDER / f"{name}.json").write_bytes(encode_matches(matches))
-    draw(loads, matches, FOLDER / f"{name}.png")
+    (FOLDER / f"{kind.name}.md").write_text(page)
+    (FOLDER / f"{kind.name}.json").write_bytes(encode_matches(matches))
+    draw(loads, matches, FOLDER / f"{kind.name}.png")
     console.print(page, markup=False, highlight=False)
     return 0 if len(matches) == len(plan) else 130
 
@@ -156,11 +157,14 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m tests.headtohead", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--load", action="append", choices=[load.name for load in (*LOADS, *SIMULATED)], metavar="LOAD")
+    names = [load.name for kind in (LIVE, VIRTUAL, REAL) for load in kind.loads]
+    parser.add_argument("--load", action="append", choices=names, metavar="LOAD")
     parser.add_argument("--router", action="append", choices=[one.name for one in CONTENDERS], metavar="ROUTER")
     parser.add_argument("--seeds", type=int, default=8, help="how many")
     parser.add_argument("--first-seed", type=int, default=1)
-    parser.add_argument("--virtual", action="store_true", help="in virtual time")
+    engines = parser.add_mutually_exclusive_group()
+    engines.add_argument("--virtual", action="store_true", help="simulated engines, in virtual time")
+    engines.add_argument("--real", action="store_true", help="real engines, on CPUs")
     parser.add_argument("--short", action="store_true", help=f"one seed of {', '.join(SHORT)}: half an hour")
     return parser.parse_args()
 

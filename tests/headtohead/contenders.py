@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from router.lab.emulator.vocabulary import DATA
 from router.lab.local_stack.preflight import free_ports
 from tests.bench import routers
 from tests.bench.routers import Running
@@ -42,12 +41,12 @@ def _at_ports(
 
 
 def _warmroute(engines: Sequence[Engine], folder: Path) -> AbstractContextManager[Running]:
-    settings = {"tokenizers": {MODEL: {"path": str(DATA)}}, "active": "warm"}
+    settings = {"tokenizers": {MODEL: {"path": engines[0].tokenizer}}, "active": "warm"}
     return routers.warmroute([engine.port for engine in engines], folder, settings)
 
 
 def _kv_aware(engines: Sequence[Engine], folder: Path, *, sticky: bool = False) -> AbstractContextManager[Running]:
-    options = ["--kv-event-model", MODEL]
+    options = ["--kv-event-model", MODEL, "--kv-event-block-size", str(engines[0].block_tokens)]
     for engine in engines:
         options += ["--kv-event-source", f"{engine.url}={engine.events}"]
         options += ["--kv-event-replay-source", f"{engine.url}={engine.replay}"]

@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from tests.headtohead.engines import BLOCK_TOKENS, MODEL, Engine
+from tests.headtohead.engines import MODEL, Engine
 
 STARTED_S, POLL_S = 30.0, 0.05
 CHAT = "/v1/chat/completions"
@@ -65,7 +65,7 @@ class Forwarder:
                 "endpoint": engine.url,
                 "kv_events_endpoint": engine.events,
                 "replay_endpoint": engine.replay,
-                "block_size": BLOCK_TOKENS,
+                "block_size": engine.block_tokens,
                 "total_kv_blocks": engine.blocks,
                 "max_num_batched_tokens": STEP_TOKENS,
             }

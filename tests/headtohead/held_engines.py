@@ -115,7 +115,8 @@ class HeldEngines:
         self._servers: list[asyncio.Server] = []
         self._arrived: asyncio.Future[HeldEngine] = self._loop.create_future()
         self._read_s = 0.0  # when the last events have been read
-        self._quiescence: Quiescence | None = None  # of the router that was sent something
+        self._routers: dict[int, Running] = {}  # that were sent something, by process
+        self._quiescence = Quiescence([])
         self.engines: list[Engine] = []
 
     def __enter__(self) -> Self:
@@ -173,8 +174,7 @@ class HeldEngines:
         self._sockets.close()
         for server in self._servers:
             server.close()
-        if self._quiescence is not None:
-            self._quiescence.close()
+        self._quiescence.close()
 
     async def _publish(self, number: int, events: Sequence[Event]) -> None:
         self._publishers[number].publish([_with_token_ids(event) for event in events])
@@ -185,8 +185,10 @@ class HeldEngines:
 
     async def _send(self, router: Running, content: bytes, session: str) -> Held:
         await asyncio.sleep(self._read_s - self._loop.time())
-        if self._quiescence is None:
-            self._quiescence = Quiescence(router.pids())
+        if router.pid not in self._routers:
+            self._routers[router.pid] = router
+            self._quiescence.close()
+            self._quiescence = Quiescence([pid for one in self._routers.values() for pid in one.pids()])
         await self._quiescence.wait()
         self._arrived = self._loop.create_future()
         answer = self._loop.create_task(_post(router.port, content, session))

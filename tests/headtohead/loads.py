@@ -18,7 +18,8 @@ LONG_S, WARM_S = 75.0, 15.0
 
 class Load(NamedTuple):
     """`agents`: of a closed loop; None: an open one. `blocks`: of 16 tokens, of each engine. `faults`: by engine, from
-    the start on. `kill_at_s`: when engine 0 is killed; it comes back empty.
+    the start on. `kill_at_s`: when engine 0 is killed; it comes back empty. `routers`: each request comes to one of
+    them by chance.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Load(NamedTuple):
     blocks: int = BLOCKS
     faults: Mapping[int, EngineFaults] = NO_FAULTS
     kill_at_s: float | None = None
+    routers: int = 1
 
 
 _codex = CODEX.scale(tokens=0.1, sessions=0.5).workload
@@ -75,5 +77,18 @@ SIMULATED: Sequence[Load] = (
     Load("one-off prompts, 30/s", "prompts that share nothing", _open(_fifth, 30.0, prefixed=0.0)),
     Load("an engine is slow", "`agents, 96`; an engine runs at half its speed", _many, agents=96, faults=SLOW),
     Load("events are lost", "`agents, 96`; 5 % of all KV events are lost", _many, agents=96, faults=LOSSY),
+    Load("two routers", "`agents, 96`; two routers, and requests come to either", _many, agents=96, routers=2),
+)
+# at four real engines, on CPUs: blocks have 32 tokens
+_twentieth = CODEX.scale(tokens=0.05, sessions=0.5).workload
+AT_REAL: Sequence[Load] = (
+    Load("agents, 12", "12 coding agents whose sessions fit the caches", _twentieth, agents=12, blocks=1024),
+    Load(
+        "agents, 24, small caches",
+        "24 coding agents, caches for half of their sessions",
+        _twentieth,
+        agents=24,
+        blocks=320,
+    ),
 )
 SHORT = ("agents", "agents, small caches", "groups")

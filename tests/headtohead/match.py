@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Iterable, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import msgspec
 
 from router.clock import SystemClock
-from router.lab.emulator.supervisor import EmbeddedFleet
 from router.lab.loadgen.calibration import measure_tokens_per_word
 from router.lab.loadgen.client import LoadClient
 from router.lab.loadgen.load import LoadJob, SentRequest
@@ -24,7 +24,7 @@ from router.lab.loadgen.report import compute_hit_share
 from router.lab.simulator.outcome import quantile
 from tests.bench.routers import Running
 from tests.headtohead.contenders import Contender
-from tests.headtohead.engines import MODEL, build_fleet, list_engines
+from tests.headtohead.engines import MODEL, Engine, build_fleet, list_engines
 from tests.headtohead.loads import LONG_S, WARM_S, Load
 
 SETTLE_S = 2.0  # until routers have read the engines' metrics and events
@@ -70,16 +70,37 @@ def decode_matches(encoded: bytes) -> list[Match]:
     return msgspec.json.decode(encoded, type=list[Match])
 
 
-async def play(contender: Contender, load: Load, seed: int, folder: Path) -> MatchFigures:
-    """Play a match. Raises WarmrouteError or OSError for a router that cannot be installed or started."""
+def play(contender: Contender, load: Load, seed: int) -> MatchFigures:
+    """Play a match with emulated engines. Raises WarmrouteError or OSError for a router that cannot be installed or
+    started.
+    """
+    with tempfile.TemporaryDirectory(prefix="warmroute-headtohead-") as folder:
+        return asyncio.run(_play(contender, load, seed, Path(folder)))
+
+
+async def _play(contender: Contender, load: Load, seed: int, folder: Path) -> MatchFigures:
     async with build_fleet(seed, load.blocks, load.faults) as fleet:
-        engines = await list_engines(fleet, load.blocks)
-        with contender.start(engines, folder) as router:
-            await asyncio.sleep(SETTLE_S)
-            return await _measure(router, load, seed, fleet, SystemClock())
+        engines, killed = await list_engines(fleet, load.blocks), fleet.members[0].pid
+        return await play_at(engines, contender, load, seed, folder, lambda: os.kill(killed, signal.SIGKILL))
 
 
-async def _measure(router: Running, load: Load, seed: int, fleet: EmbeddedFleet, clock: SystemClock) -> MatchFigures:
+async def play_at(
+    engines: Sequence[Engine],
+    contender: Contender,
+    load: Load,
+    seed: int,
+    folder: Path,
+    kill: Callable[[], None] = lambda: None,
+) -> MatchFigures:
+    """Play a match at these engines, of which `kill` kills one."""
+    with contender.start(engines, folder) as router:
+        await asyncio.sleep(SETTLE_S)
+        return await _measure(router, load, seed, kill, SystemClock())
+
+
+async def _measure(
+    router: Running, load: Load, seed: int, kill: Callable[[], None], clock: SystemClock
+) -> MatchFigures:
     url, workload = f"http://127.0.0.1:{router.port}", load.make(seed)
     async with LoadClient(url, MODEL, clock) as client:
         per_word = await measure_tokens_per_word(client, seed)
@@ -103,7 +124,7 @@ async def _measure(router: Running, load: Load, seed: int, fleet: EmbeddedFleet,
         tasks.create_task(run_clients(jobs, clock, rows.append))
         if load.kill_at_s is not None:
             await asyncio.sleep(load.kill_at_s)
-            os.kill(fleet.members[0].pid, signal.SIGKILL)
+            kill()
     took_s = clock.now() - began
     return _describe(rows, router.cpu_s() - cpu_s, router.rss_mb(), took_s, _idle_s() - idle_s)
 

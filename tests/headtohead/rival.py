@@ -13,6 +13,7 @@ from typing import Any
 
 from router.errors import WarmrouteError
 from router.kvcache.events import EventBatch
+from router.lab.rng import Rng
 from router.lab.simulator.router import SimulatedRouter, instance_name
 from router.lab.workloads.block_names import SessionContext
 from router.lab.workloads.model import Session
@@ -35,14 +36,16 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Rival(Scorer):
-    """Costs 0 at the engine that the router chooses, and 1 elsewhere. `sessions`: by the pseudonyms in views,
-    each sent from its first turn on. `copy`: a policy that takes the least cost, examined at each choice.
+    """Costs 0 at the engine that the router chooses, and 1 elsewhere; of several routers `rng` draws one for each
+    request. `sessions`: by the pseudonyms in views, each sent from its first turn on. `copy`: a policy that takes the
+    least cost, examined at each choice.
     """
 
     needs = Needs.CACHE | Needs.LOAD | Needs.SESSION
     unit = Unit.RAW
 
-    router: Running
+    routers: Sequence[Running]
+    rng: Rng
     engines: HeldEngines
     sessions: Mapping[str, Session]
     block_tokens: int
@@ -56,7 +59,8 @@ class Rival(Scorer):
         assert view.session is not None
         body = self._body(view.session, view.session_turn or 0)
         with self._keeping_failures():
-            self._held[view.number] = held = self.engines.send(self.router, body, view.session)
+            router = self.routers[self.rng.below(len(self.routers))]
+            self._held[view.number] = held = self.engines.send(router, body, view.session)
         chosen = next(row for row in view.rows if row.instance == instance_name(held.number))
         self.agreement.choices += 1
         if self.copy is not None:

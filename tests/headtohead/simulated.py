@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -17,11 +18,12 @@ from typing import NamedTuple
 from router.config.schema import PolicyConfig
 from router.errors import WarmrouteError
 from router.lab.engine_profile import EngineProfile
+from router.lab.rng import Rng
 from router.lab.simulator.event_queue import EventQueue
 from router.lab.simulator.outcome import SimulationFigures, SimulationOutcome, compute_figures
 from router.lab.simulator.router import SimulatedRouter
 from router.lab.simulator.run import simulate
-from router.lab.simulator.scenario import EventLags, InstanceFailure, Scenario, Trouble
+from router.lab.simulator.scenario import EventLags, InstanceFailure, ReplicaLink, Scenario, Trouble
 from router.lab.workloads.model import Session, Workload
 from router.scheduling.policy.policy import NamedPicker, Policy, WeightedScorer
 from scorers.best import Best
@@ -68,6 +70,8 @@ def build_scenario(load: Load, *, events: bool = True) -> Scenario:
         block_tokens=BLOCK_TOKENS,
         lags=EventLags() if events else EventLags(events_s=inf),
         trouble=Trouble(slow, events_lost=lost),
+        routers=load.routers,
+        exchange=ReplicaLink() if load.routers > 1 else None,
     )
 
 
@@ -75,14 +79,15 @@ def serve(contender: Contender, load: Load, workload: Workload, seed: int, copy:
     """Let a router serve the workload, and examine `copy` at each of its choices. Raises WarmrouteError or OSError if
     it cannot be installed, does not start, or does not place every request.
     """
-    scenario = build_scenario(load, events=contender.reads_events)
+    scenario = build_scenario(load._replace(routers=1), events=contender.reads_events)
     scenario = replace(scenario, trouble=replace(scenario.trouble, events_lost=0.0))  # `HeldEngines` loses them
-    with (
-        tempfile.TemporaryDirectory(prefix="warmroute-headtohead-") as folder,
-        HeldEngines(load.blocks, load.faults) as held,
-        contender.start(held.engines, Path(folder)) as router,
-    ):
-        rival = Rival(router, held, find_sessions(workload, scenario), BLOCK_TOKENS, copy)
+    with ExitStack() as opened:
+        held = opened.enter_context(HeldEngines(load.blocks, load.faults))
+        routers = []
+        for _ in range(load.routers):
+            folder = opened.enter_context(tempfile.TemporaryDirectory(prefix="warmroute-headtohead-"))
+            routers.append(opened.enter_context(contender.start(held.engines, Path(folder))))
+        rival = Rival(routers, Rng(seed), held, find_sessions(workload, scenario), BLOCK_TOKENS, copy)
         chosen = Policy("rival", (), (WeightedScorer("rival", 1.0, rival),), NamedPicker("best", Best()))
         router_of = partial(RivalRouter, rival)
         outcome = simulate(scenario, chosen, workload, seed=seed, at_once=load.agents, until_s=LONG_S, router=router_of)

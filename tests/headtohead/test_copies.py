@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -33,6 +33,20 @@ def test_a_router_agrees_with_its_own_policy_only(copy: str, agrees: bool) -> No
     found = compare(Contender("ours", least_requests), policy(copy), FEW, seed=1)
     assert found.choices >= 40
     assert (found.same == 1.0) is agrees
+
+
+def test_each_of_two_routers_gets_some_of_the_requests() -> None:
+    placed: list[int] = []
+
+    @contextmanager
+    def counting(engines: Sequence[Engine], folder: Path) -> Iterator[Running]:
+        with least_requests(engines, folder) as router:
+            yield router
+            placed.append(len(router.get_admin("/admin/records?limit=1000")["records"]))
+
+    found = compare(Contender("ours", counting), policy("least_requests"), FEW._replace(routers=2), seed=1)
+    assert sum(placed) == found.choices
+    assert min(placed) > found.choices / 4
 
 
 def refuse_all(engines: Sequence[Engine], folder: Path) -> AbstractContextManager[Running]:
