@@ -193,7 +193,7 @@ class Target:
             return
         new = prompt_tokens - cached_tokens
         if fetched is None:
-            self.latency_model.observe_prefill(new, cached_tokens, ttft_ms, now)
+            self.latency_model.observe_prefill(new, cached_tokens, ttft_ms, now, steps=booking.has_room)
         else:
             self.latency_model.observe_fetch(fetched.link, fetched.tokens, new, cached_tokens, ttft_ms, now)
         self.on_speed_change()

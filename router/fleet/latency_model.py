@@ -115,11 +115,13 @@ class LatencyModel:
             fit.restore(state, saved_at)
         self._value = None
 
-    def observe_prefill(self, new: int, context: int, ttft_ms: float, now: float) -> None:
-        """Add a prefill of `new` tokens after `context` cached tokens that took `ttft_ms` without queueing."""
+    def observe_prefill(self, new: int, context: int, ttft_ms: float, now: float, *, steps: bool = True) -> None:
+        """Add a prefill of `new` tokens after `context` cached tokens that took `ttft_ms` without queueing. Without
+        `steps` it may have waited for memory, and is no sign that the engine became slower or recovered.
+        """
         if new <= 0 or context < 0 or not 0 < ttft_ms < LONGEST_MS:
             return
-        self._curve.observe([1.0, new / 1e3, attended_pairs(new, context) / 1e6], ttft_ms, now)
+        self._curve.observe([1.0, new / 1e3, attended_pairs(new, context) / 1e6], ttft_ms, now, steps=steps)
         self._note(self._curve)
 
     def observe_fetch(self, link: Link, tokens: int, new: int, context: int, ttft_ms: float, now: float) -> None:

@@ -73,6 +73,7 @@ class Booking:
         "_released",
         "_uncached_tokens",
         "alone",
+        "has_room",
     )
 
     def __init__(
@@ -81,6 +82,7 @@ class Booking:
         uncached_tokens: int,
         prompt_tokens: int,
         alone: bool,
+        has_room: bool,
         live: _LiveShare,
     ) -> None:
         self._load_book = load_book
@@ -93,6 +95,7 @@ class Booking:
         self._prefilled: PrefilledWork | None = None  # at the target, at the first byte
         self._released = False
         self.alone = alone  # no other request waited for its first byte, so its TTFT is the engine's speed
+        self.has_room = has_room  # else the engine may let it wait until other requests have freed memory
 
     def on_first_byte(self) -> None:
         """Release the prefill's share. Later calls, and calls after `release`, have no effect."""
@@ -208,9 +211,10 @@ class LoadBook:
         the keys of the prompt's full blocks of `block_tokens`, empty if unknown.
         """
         alone = not self.prefilling and not self.gauges.waiting
-        booking = Booking(
-            self, uncached_tokens, prompt_tokens, alone, self._add_live(keys, block_tokens, prompt_tokens)
-        )
+        live = self._add_live(keys, block_tokens, prompt_tokens)
+        capacity_tokens = self.gauges.capacity_tokens
+        has_room = capacity_tokens is None or self.live_tokens <= capacity_tokens
+        booking = Booking(self, uncached_tokens, prompt_tokens, alone, has_room, live)
         self.on_change()
         self.requests += 1
         self.prefilling += 1

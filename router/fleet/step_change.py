@@ -47,9 +47,10 @@ class SteppedFit(RecursiveLeastSquares):
         self._before: list[float] | None = None  # coefficients before the engine became slower; None: it did not
         self._ratios: tuple[float, ...] = ()  # of the last samples to their predictions, all above 1 or all below
 
-    def observe(self, x: Sequence[float], ms: float, now: float, beside_ms: float = 0.0) -> None:
+    def observe(self, x: Sequence[float], ms: float, now: float, beside_ms: float = 0.0, *, steps: bool = True) -> None:
+        """Add a sample; without `steps` it is no part of a step."""
         self.relax(now)
-        factor = self._find_step(self.predict(x), ms) if self.samples >= LEARNED else None
+        factor = self._find_step(self.predict(x), ms) if steps and self.samples >= LEARNED else None
         if factor is not None:
             if factor > 1 and self._before is None:
                 self._before = list(self.theta)

@@ -9,6 +9,7 @@ from router.fleet.engine_facts import Gauges, PoolTransferCounts
 from router.fleet.fleet import Fleet
 from router.fleet.instance import DECODE_TOKENS, FetchedKv, Instance, Target
 from router.fleet.latency_model import CURVE_SAMPLES
+from router.fleet.step_change import LEARNED, RUN
 from scorers.contract import Speed, Transfer
 
 
@@ -51,6 +52,18 @@ def test_a_target_is_named_after_instance_and_rank_and_renewal_reaches_every_par
 
 
 TRUTH = Speed(30.0, 50.0, 1.0, 0, None, None, None, None)
+
+
+@pytest.mark.parametrize(("held_tokens", "slowdown"), [(2700, 10.0), (2701, 1.0)])
+def test_prompts_that_wait_for_memory_are_no_step_of_the_speed(held_tokens: int, slowdown: float) -> None:
+    target = a_target()
+    target.apply_gauges(page(None), 0.0)  # its cache has 3,200 tokens
+    target.book(held_tokens, held_tokens).on_first_byte()
+    for number, factor in enumerate([1.0] * LEARNED + [10.0] * RUN):
+        booking = target.book(500, 500)
+        target.observe_prefill(booking, 500, 0, factor * TRUTH.prefill_ms(500, 0), number / 10)
+        booking.release()
+    assert target.latency_model.slowdown == pytest.approx(slowdown, rel=0.1)
 
 
 def test_an_answer_that_loaded_teaches_the_link_and_only_if_it_was_alone() -> None:
