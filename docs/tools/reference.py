@@ -24,7 +24,7 @@ from scorers.contract import Needs, Plugin, Scorer
 from scorers.parameters import parameters
 from scorers.registry import BUILTINS, load_registry
 from tests.headtohead.comparison import MIN_PAIRS
-from tests.headtohead.loads import SIMULATED
+from tests.headtohead.loads import AT_REAL, SIMULATED
 from tests.headtohead.match import decode_matches
 from tests.headtohead.page import render_overview
 from tests.picker_conformance.report import PROTOCOL_VERSION, SUITE_VERSION
@@ -356,6 +356,9 @@ def which_router() -> Iterator[str]:
     yield f"interval (bootstrap) contains none, nothing with fewer than {MIN_PAIRS} seeds; `-`: not played.\n"
     yield from render_overview(SIMULATED, matches)
     yield from table(("load", "what it is"), [(load.name, load.about) for load in SIMULATED])
+    yield "## At real engines\n"
+    yield from render_overview(AT_REAL, matches)
+    yield from table(("load", "what it is"), [(load.name, load.about) for load in AT_REAL])
 
 
 # checks of the doctor

@@ -16,7 +16,7 @@ from tests.headtohead.engines import MODEL, find_engine
 from tests.headtohead.loads import Load
 from tests.headtohead.match import MatchFigures, play_at
 
-ENGINES, BLOCK_TOKENS, TOKEN_BYTES, CONTEXT_TOKENS = 4, 32, 8192, 10_240
+ENGINES, BLOCK_TOKENS, TOKEN_BYTES, CONTEXT_TOKENS = 4, 32, 8192, 9216
 START_S = 60.0  # of the engines, about
 
 
