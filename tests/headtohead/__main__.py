@@ -6,8 +6,8 @@
 
 The first is with emulated engines in real time, the second with simulated ones in virtual time (`simulated.py`), the
 third with real ones (`real_engines.py`). Each match is kept as JSON in `build/headtohead`, and is not played again; the
-page is written there, too, and all records as `live.json`, `virtual.json` or `real.json`, with a chart. The second, as
-`docs/measurements/routers.json`, is the source of "Which router?".
+page is written there, too, and all records as `live.json`, `virtual.json` or `real.json`, with a chart. The records of
+the last two, in `docs/measurements/routers.json`, are the source of "Which router?".
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import argparse
 import asyncio
 import signal
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -87,8 +86,7 @@ def make_control(examined: Examined, say: Callable[[str], None]) -> Control:
     say("positive control")
     if examined.kind is VIRTUAL:
         return examine_virtual(examined.contender)
-    with tempfile.TemporaryDirectory(prefix="warmroute-headtohead-") as folder:
-        return asyncio.run(examine(examined.contender, Path(folder)))
+    return asyncio.run(examine(examined.contender))
 
 
 def play_planned(planned: Planned, say: Callable[[str], None]) -> Match:
@@ -165,7 +163,7 @@ def _arguments() -> argparse.Namespace:
     engines = parser.add_mutually_exclusive_group()
     engines.add_argument("--virtual", action="store_true", help="simulated engines, in virtual time")
     engines.add_argument("--real", action="store_true", help="real engines, on CPUs")
-    parser.add_argument("--short", action="store_true", help=f"one seed of {', '.join(SHORT)}: half an hour")
+    engines.add_argument("--short", action="store_true", help=f"one seed of {', '.join(SHORT)}: half an hour")
     return parser.parse_args()
 
 

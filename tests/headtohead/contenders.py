@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -27,6 +28,15 @@ class Contender(NamedTuple):
     start: Callable[[Sequence[Engine], Path], AbstractContextManager[Running]]
     reads_events: bool = False
     tuned: bool = False
+
+    @contextmanager
+    def running(self, engines: Sequence[Engine]) -> Iterator[Running]:
+        """Run the router, with a folder of its own for its files."""
+        with (
+            tempfile.TemporaryDirectory(prefix="warmroute-headtohead-") as folder,
+            self.start(engines, Path(folder)) as router,
+        ):
+            yield router
 
     def file_name(self, *words: object) -> str:
         """Return the name of a file about this router and `words`."""

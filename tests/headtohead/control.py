@@ -7,9 +7,7 @@ of a prompt that nobody has sent, and later their removal.
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 
 import httpx
 import msgspec
@@ -49,12 +47,12 @@ class Control(msgspec.Struct, frozen=True):
         return 0 < self.trials == self.found and self.found_after_reset <= self.trials // 2
 
 
-async def examine(contender: Contender, folder: Path) -> Control:
+async def examine(contender: Contender) -> Control:
     """Return what the router does in `TRIALS` trials. A router that cannot be installed or started is left out."""
     clock = SystemClock()
     began = clock.now()
     try:
-        found, lost = await _count_choices(contender, folder)
+        found, lost = await _count_choices(contender)
     except (WarmrouteError, OSError, httpx.HTTPError) as why:
         return Control(contender.name, round(clock.now() - began, 1), f"{type(why).__name__}: {why}")
     return Control(contender.name, round(clock.now() - began, 1), None, TRIALS, found, lost)
@@ -69,9 +67,8 @@ def examine_virtual(contender: Contender) -> Control:
     found = lost = 0
     try:
         with (
-            tempfile.TemporaryDirectory(prefix="warmroute-headtohead-") as folder,
             HeldEngines() as held,
-            contender.start(held.engines, Path(folder)) as router,
+            contender.running(held.engines) as router,
         ):
             for trial in range(VIRTUAL_TRIALS):
                 warm = trial % ENGINES
@@ -93,14 +90,14 @@ def _choose(held: HeldEngines, router: Running, hashes: Sequence[EngineHash]) ->
     return kept.number
 
 
-async def _count_choices(contender: Contender, folder: Path) -> tuple[int, int]:
+async def _count_choices(contender: Contender) -> tuple[int, int]:
     """Return in how many trials the router chose the engine that had the prompt, and the one that had had it. Each is
     with another engine and prompt.
     """
     found = lost = 0
     async with build_fleet(seed=1) as fleet, httpx.AsyncClient(trust_env=False, timeout=60.0) as http:
         engines = await list_engines(fleet)
-        with contender.start(engines, folder) as router:
+        with contender.running(engines) as router:
             await asyncio.sleep(SETTLE_S)
             url = f"http://127.0.0.1:{router.port}"
             for trial in range(TRIALS):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -74,14 +73,13 @@ def play(contender: Contender, load: Load, seed: int) -> MatchFigures:
     """Play a match with emulated engines. Raises WarmrouteError or OSError for a router that cannot be installed or
     started.
     """
-    with tempfile.TemporaryDirectory(prefix="warmroute-headtohead-") as folder:
-        return asyncio.run(_play(contender, load, seed, Path(folder)))
+    return asyncio.run(_play(contender, load, seed))
 
 
-async def _play(contender: Contender, load: Load, seed: int, folder: Path) -> MatchFigures:
+async def _play(contender: Contender, load: Load, seed: int) -> MatchFigures:
     async with build_fleet(seed, load.blocks, load.faults) as fleet:
         engines, killed = await list_engines(fleet, load.blocks), fleet.members[0].pid
-        return await play_at(engines, contender, load, seed, folder, lambda: os.kill(killed, signal.SIGKILL))
+        return await play_at(engines, contender, load, seed, lambda: os.kill(killed, signal.SIGKILL))
 
 
 async def play_at(
@@ -89,11 +87,10 @@ async def play_at(
     contender: Contender,
     load: Load,
     seed: int,
-    folder: Path,
     kill: Callable[[], None] = lambda: None,
 ) -> MatchFigures:
     """Play a match at these engines, of which `kill` kills one."""
-    with contender.start(engines, folder) as router:
+    with contender.running(engines) as router:
         await asyncio.sleep(SETTLE_S)
         return await _measure(router, load, seed, kill, SystemClock())
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from pathlib import Path
 
 from router.config.sections.local_stack import LocalStackConfig
 from router.lab.local_stack.install import stack_models, stack_venv
@@ -23,10 +22,10 @@ START_S = 60.0  # of the engines, about
 def play(contender: Contender, load: Load, seed: int) -> MatchFigures:
     """Play a match. Raises WarmrouteError or OSError for engines or a router that cannot be installed or started."""
     with (
-        tempfile.TemporaryDirectory(prefix="warmroute-headtohead-") as folder,
-        RunningStack(_configure(load, folder)) as stack,
+        tempfile.TemporaryDirectory(prefix="warmroute-headtohead-") as logs,
+        RunningStack(_configure(load, logs)) as stack,
     ):
-        return asyncio.run(_play(stack, contender, load, seed, Path(folder)))
+        return asyncio.run(_play(stack, contender, load, seed))
 
 
 def _configure(load: Load, logs: str) -> LocalStackConfig:
@@ -43,6 +42,6 @@ def _configure(load: Load, logs: str) -> LocalStackConfig:
     )
 
 
-async def _play(stack: RunningStack, contender: Contender, load: Load, seed: int, folder: Path) -> MatchFigures:
+async def _play(stack: RunningStack, contender: Contender, load: Load, seed: int) -> MatchFigures:
     engines = [await find_engine(one.url, load.blocks, BLOCK_TOKENS, stack.model) for one in stack.engines]
-    return await play_at(engines, contender, load, seed, folder)
+    return await play_at(engines, contender, load, seed)

@@ -6,13 +6,11 @@ evicted.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from math import inf
-from pathlib import Path
 from typing import NamedTuple
 
 from router.config.schema import PolicyConfig
@@ -83,10 +81,7 @@ def serve(contender: Contender, load: Load, workload: Workload, seed: int, copy:
     scenario = replace(scenario, trouble=replace(scenario.trouble, events_lost=0.0))  # `HeldEngines` loses them
     with ExitStack() as opened:
         held = opened.enter_context(HeldEngines(load.blocks, load.faults))
-        routers = []
-        for _ in range(load.routers):
-            folder = opened.enter_context(tempfile.TemporaryDirectory(prefix="warmroute-headtohead-"))
-            routers.append(opened.enter_context(contender.start(held.engines, Path(folder))))
+        routers = [opened.enter_context(contender.running(held.engines)) for _ in range(load.routers)]
         rival = Rival(routers, Rng(seed), held, find_sessions(workload, scenario), BLOCK_TOKENS, copy)
         chosen = Policy("rival", (), (WeightedScorer("rival", 1.0, rival),), NamedPicker("best", Best()))
         router_of = partial(RivalRouter, rival)
