@@ -19,7 +19,7 @@ LONG_S, WARM_S = 75.0, 15.0
 class Load(NamedTuple):
     """`agents`: of a closed loop; None: an open one. `blocks`: of 16 tokens, of each engine. `faults`: by engine, from
     the start on. `kill_at_s`: when engine 0 is killed; it comes back empty. `routers`: each request comes to one of
-    them by chance.
+    them by chance. `restart_at_s`: when a new router replaces the first one, which finishes what it has.
     """
 
     name: str
@@ -30,6 +30,7 @@ class Load(NamedTuple):
     faults: Mapping[int, EngineFaults] = NO_FAULTS
     kill_at_s: float | None = None
     routers: int = 1
+    restart_at_s: float | None = None
 
 
 _codex = CODEX.scale(tokens=0.1, sessions=0.5).workload
@@ -78,6 +79,7 @@ SIMULATED: Sequence[Load] = (
     Load("an engine is slow", "`agents, 96`; an engine runs at half its speed", _many, agents=96, faults=SLOW),
     Load("events are lost", "`agents, 96`; 5 % of all KV events are lost", _many, agents=96, faults=LOSSY),
     Load("two routers", "`agents, 96`; two routers, and requests come to either", _many, agents=96, routers=2),
+    Load("the router restarts", "`agents, 96`; a new router gets all after 60 s", _many, 96, restart_at_s=60),
 )
 # at four real engines, on CPUs: blocks have 32 tokens
 _twentieth = CODEX.scale(tokens=0.05, sessions=0.5).workload

@@ -6,7 +6,8 @@ same state.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,31 +37,33 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Rival(Scorer):
-    """Costs 0 at the engine that the router chooses, and 1 elsewhere; of several routers `rng` draws one for each
-    request. `sessions`: by the pseudonyms in views, each sent from its first turn on. `copy`: a policy that takes the
-    least cost, examined at each choice.
+    """Costs 0 at the engine that the router chooses, and 1 elsewhere; of several routers that `start` returns `rng`
+    draws one for each request. `sessions`: by the pseudonyms in views, each sent from its first turn on, one turn at a
+    time. `copy`: a policy that takes the least cost, examined at each choice.
     """
 
     needs = Needs.CACHE | Needs.LOAD | Needs.SESSION
     unit = Unit.RAW
 
-    routers: Sequence[Running]
+    start: Callable[[], Sequence[Running]]
     rng: Rng
     engines: HeldEngines
     sessions: Mapping[str, Session]
     block_tokens: int
     copy: Policy | None = None
     agreement: Agreement = field(default_factory=Agreement)
+    _routers: list[Running] = field(default_factory=list)
     _contexts: dict[str, SessionContext] = field(default_factory=dict)
-    _held: dict[int, Held] = field(default_factory=dict)
+    _turns: Counter[str] = field(default_factory=Counter)  # sent, by session
+    _held: dict[str, Held] = field(default_factory=dict)  # by session
     _failures: list[WarmrouteError | OSError] = field(default_factory=list)
 
     def score(self, view: View) -> Sequence[float]:
         assert view.session is not None
-        body = self._body(view.session, view.session_turn or 0)
+        body = self._body(view.session)
         with self._keeping_failures():
-            router = self.routers[self.rng.below(len(self.routers))]
-            self._held[view.number] = held = self.engines.send(router, body, view.session)
+            router = self._routers[self.rng.below(len(self._routers))]
+            self._held[view.session] = held = self.engines.send(router, body, view.session)
         chosen = next(row for row in view.rows if row.instance == instance_name(held.number))
         self.agreement.choices += 1
         if self.copy is not None:
@@ -84,16 +87,24 @@ class Rival(Scorer):
             self._failures.append(why)
             raise
 
-    def begin(self, number: int) -> None:
-        """Let the router see the first token of request `number`."""
-        self.engines.begin(self._held[number])
+    def restart(self) -> None:
+        """Start new routers for all requests to come; those before finish what they have."""
+        self._routers[:] = self.start()
+
+    def begin(self, view: View) -> None:
+        """Let the router see the first token of the request of this view."""
+        assert view.session is not None
+        self.engines.begin(self._held[view.session])
 
     def finished(self, view: View, row: Row, outcome: Outcome) -> None:
+        assert view.session is not None
         with self._keeping_failures():
-            self.engines.release(self._held.pop(view.number))
+            self.engines.release(self._held.pop(view.session))
 
-    def _body(self, session: str, turn: int) -> bytes:
-        """Return the chat of a turn: one message, which is the whole context."""
+    def _body(self, session: str) -> bytes:
+        """Return the chat of the session's next turn: one message, which is the whole context."""
+        turn = self._turns[session]
+        self._turns[session] += 1
         context = self._contexts.setdefault(session, SessionContext(self.block_tokens))
         sent = self.sessions[session]
         prompt_tokens = context.append_turn(sent, turn)
@@ -102,11 +113,14 @@ class Rival(Scorer):
 
 
 class RivalRouter(SimulatedRouter):
-    """A simulated router with a rival's choices, which shows the rival what engines do."""
+    """A simulated router with a rival's choices, which shows the rival what engines do. A new one starts the rival
+    anew.
+    """
 
     def __init__(self, rival: Rival, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._rival = rival
+        rival.restart()
 
     def on_events(self, number: int, batch: EventBatch) -> int | None:
         self._rival.check()
@@ -115,5 +129,5 @@ class RivalRouter(SimulatedRouter):
 
     def on_first_byte(self, ticket: Ticket) -> None:
         self._rival.check()
-        self._rival.begin(ticket.record.number)
+        self._rival.begin(ticket.attempt.decision.view)
         super().on_first_byte(ticket)

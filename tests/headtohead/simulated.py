@@ -6,7 +6,7 @@ evicted.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -26,6 +26,7 @@ from router.lab.workloads.model import Session, Workload
 from router.scheduling.policy.policy import NamedPicker, Policy, WeightedScorer
 from scorers.best import Best
 from tests.agreement.served import policy
+from tests.bench.routers import Running
 from tests.headtohead.contenders import OURS, Contender
 from tests.headtohead.engines import BLOCK_TOKENS, DECODE_MS, ENGINES, PREFILL_TOKENS_PER_S
 from tests.headtohead.held_engines import HeldEngines
@@ -67,7 +68,7 @@ def build_scenario(load: Load, *, events: bool = True) -> Scenario:
         instances=ENGINES,
         block_tokens=BLOCK_TOKENS,
         lags=EventLags() if events else EventLags(events_s=inf),
-        trouble=Trouble(slow, events_lost=lost),
+        trouble=Trouble(slow, events_lost=lost, router_restarts_s=load.restart_at_s),
         routers=load.routers,
         exchange=ReplicaLink() if load.routers > 1 else None,
     )
@@ -81,8 +82,8 @@ def serve(contender: Contender, load: Load, workload: Workload, seed: int, copy:
     scenario = replace(scenario, trouble=replace(scenario.trouble, events_lost=0.0))  # `HeldEngines` loses them
     with ExitStack() as opened:
         held = opened.enter_context(HeldEngines(load.blocks, load.faults))
-        routers = [opened.enter_context(contender.running(held.engines)) for _ in range(load.routers)]
-        rival = Rival(routers, Rng(seed), held, find_sessions(workload, scenario), BLOCK_TOKENS, copy)
+        start = partial(_start, opened, contender, held, load.routers)
+        rival = Rival(start, Rng(seed), held, find_sessions(workload, scenario), BLOCK_TOKENS, copy)
         chosen = Policy("rival", (), (WeightedScorer("rival", 1.0, rival),), NamedPicker("best", Best()))
         router_of = partial(RivalRouter, rival)
         outcome = simulate(scenario, chosen, workload, seed=seed, at_once=load.agents, until_s=LONG_S, router=router_of)
@@ -90,6 +91,10 @@ def serve(contender: Contender, load: Load, workload: Workload, seed: int, copy:
     if rival.agreement.choices != len(outcome):
         raise WarmrouteError(f"{contender.name} placed {rival.agreement.choices} of {len(outcome)} requests")
     return Served(_figures(outcome), rival.agreement)
+
+
+def _start(opened: ExitStack, contender: Contender, held: HeldEngines, routers: int) -> Sequence[Running]:
+    return [opened.enter_context(contender.running(held.engines)) for _ in range(routers)]
 
 
 def serve_alone(alone: PolicyConfig, load: Load, workload: Workload, seed: int, *, events: bool) -> SimulationFigures:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,7 +36,8 @@ def test_a_router_agrees_with_its_own_policy_only(copy: str, agrees: bool) -> No
     assert (found.same == 1.0) is agrees
 
 
-def test_each_of_two_routers_gets_some_of_the_requests() -> None:
+@pytest.mark.parametrize("change", [{"routers": 2}, {"restart_at_s": 100.0}])
+def test_each_of_two_routers_gets_some_of_the_requests(change: dict[str, Any]) -> None:
     placed: list[int] = []
 
     @contextmanager
@@ -44,7 +46,8 @@ def test_each_of_two_routers_gets_some_of_the_requests() -> None:
             yield router
             placed.append(len(router.get_admin("/admin/records?limit=1000")["records"]))
 
-    found = compare(Contender("ours", counting), policy("least_requests"), FEW._replace(routers=2), seed=1)
+    found = compare(Contender("ours", counting), policy("least_requests"), FEW._replace(**change), seed=1)
+    assert len(placed) == 2
     assert sum(placed) == found.choices
     assert min(placed) > found.choices / 4
 

@@ -59,7 +59,9 @@ class Cluster:
         self._engines = [self._engine(number) for number in range(instances)]
         self._wakes: list[float | None] = [None] * instances
         self._sequence = [0] * instances  # next number of an event batch, per instance
-        replays = bool(scenario.trouble.events_lost or scenario.trouble.router_starts_s or scenario.trouble.failures)
+        trouble = scenario.trouble
+        begins = trouble.router_starts_s or trouble.router_restarts_s
+        replays = bool(trouble.events_lost or begins or trouble.failures)
         self._sent: list[deque[EventBatch]] = [deque(maxlen=REPLAYABLE if replays else 0) for _ in range(instances)]
         self._alive = [True] * instances
         self._ticks_s = [

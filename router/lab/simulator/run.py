@@ -160,11 +160,12 @@ class _Run:
 
     def serve(self, at_once: Sequence[int | None], staggered: bool) -> SimulationOutcome:
         """Run until every request has ended."""
-        starts_s = self._scenario.trouble.router_starts_s
-        self.routers = self._build_routers(ROUND_ROBIN if starts_s > 0 else self._policy)
+        trouble = self._scenario.trouble
+        self.routers = self._build_routers(ROUND_ROBIN if trouble.router_starts_s > 0 else self._policy)
         self._cluster.start()
-        if starts_s > 0:
-            self._event_queue.at(starts_s, self._start_routers)
+        for at_s in (trouble.router_starts_s, trouble.router_restarts_s):
+            if at_s:
+                self._event_queue.at(at_s, self._start_routers)
         self._cluster.schedule_changes()
         if self._autoscaler is not None:
             self._autoscaler.begin(self.routers[0])
@@ -190,8 +191,9 @@ class _Run:
         ]
 
     def _start_routers(self) -> None:
-        """Replace the round-robin routers; requests in flight end in the replaced routers."""
-        self._retired, self.routers = self.routers, self._build_routers(self._policy)
+        """Replace the routers by new ones; requests in flight end in the replaced routers."""
+        self._retired += self.routers
+        self.routers = self._build_routers(self._policy)
         for number in range(self._scenario.instances):
             if self._scenario.is_present(number, self._event_queue.now_s):
                 self._cluster.connect(number)

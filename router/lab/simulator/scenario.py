@@ -64,6 +64,7 @@ class Trouble:
     events_lost: float = 0.0  # share of event batches that are lost; replays still deliver them
     pool_away: tuple[tuple[float, float], ...] = ()  # (from, until): the pool answers no lookup and no load
     router_starts_s: float = 0.0  # until then requests go round robin; then the router starts with an empty index
+    router_restarts_s: float | None = None  # new routers, with an empty index, replace the first ones; None: never
 
 
 @dataclass(frozen=True, slots=True)

@@ -181,6 +181,25 @@ def test_a_router_that_starts_late_knows_soon_what_was_cached_before() -> None:
     assert after > before + 0.1
 
 
+def test_a_router_that_restarts_knows_soon_what_is_cached() -> None:
+    workload, built = AGENTS.workload(2), list[SimulatedRouter]()
+
+    def build(*args: Any, **options: Any) -> SimulatedRouter:
+        built.append(SimulatedRouter(*args, **options))
+        return built[-1]
+
+    restarts = replace(FLEET, trouble=Trouble(router_restarts_s=30.0))
+    outcome = simulate(restarts, WARM, workload, at_once=8, router=build)
+    assert len(outcome) == workload.turns
+    assert outcome.double_bookings == 0
+    assert [router.scheduler.selector.next_number() > 1 for router in built] == [True, True]
+    after = compute_figures(outcome, since_s=30.0).local_share
+    before = compute_figures(outcome, until_s=30.0).local_share
+    assert after is not None
+    assert before is not None
+    assert after > before - 0.05
+
+
 def test_what_came_to_a_router_before_the_late_start_ends_there(monkeypatch: pytest.MonkeyPatch) -> None:
     came, ended = dict[Admission, ModelAdmission](), dict[Admission, ModelAdmission]()
     arrive, on_answer = ModelAdmission.arrive, ModelAdmission.on_answer
