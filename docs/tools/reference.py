@@ -24,9 +24,9 @@ from scorers.contract import Needs, Plugin, Scorer
 from scorers.parameters import parameters
 from scorers.registry import BUILTINS, load_registry
 from tests.headtohead.comparison import MIN_PAIRS
-from tests.headtohead.loads import AT_REAL, SIMULATED
+from tests.headtohead.loads import AT_REAL, LOADS, SIMULATED
 from tests.headtohead.match import decode_matches
-from tests.headtohead.page import render_overview
+from tests.headtohead.page import render_loads, render_overview
 from tests.picker_conformance.report import PROTOCOL_VERSION, SUITE_VERSION
 from tests.picker_conformance.suite import CASES
 
@@ -359,6 +359,8 @@ def which_router() -> Iterator[str]:
     yield "## At real engines\n"
     yield from render_overview(AT_REAL, matches)
     yield from table(("load", "what it is"), [(load.name, load.about) for load in AT_REAL])
+    yield "## In real time\n"
+    yield from render_loads(LOADS, matches)
 
 
 # checks of the doctor

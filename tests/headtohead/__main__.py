@@ -3,11 +3,12 @@
     python -m tests.headtohead [--load NAME ...] [--router NAME ...] [--seeds 8] [--first-seed 1] [--short]
     python -m tests.headtohead --virtual [...]
     python -m tests.headtohead --real [...]
+    python -m tests.headtohead --publish
 
 The first is with emulated engines in real time, the second with simulated ones in virtual time (`simulated.py`), the
-third with real ones (`real_engines.py`). Each match is kept as JSON in `build/headtohead`, and is not played again; the
-page is written there, too, and all records as `live.json`, `virtual.json` or `real.json`, with a chart. The records of
-the last two, in `docs/measurements/routers.json`, are the source of "Which router?".
+third with real ones (`real_engines.py`). Each match is kept as JSON in `build/headtohead`, and is not played again; a
+page of those that were asked for is written there, too. The last plays nothing: it writes all kept matches to
+`docs/measurements/routers.json`, the source of "Which router?", and draws its chart.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from tests.headtohead.page import render
 from tests.suites.rows import in_turn, wide_console
 
 FOLDER = Path("build/headtohead")
+RECORDS, CHART = Path("docs/measurements/routers.json"), Path("docs/img/routers.png")
 BESIDE_S = 10.0  # to start engines and router, and to end them
 CONTROL_S = 20.0
 
@@ -52,10 +54,14 @@ class Kind(NamedTuple):
     def file_name(self, contender: Contender, *words: object) -> str:
         return contender.file_name(*([] if self is LIVE else [self.name]), *words)
 
+    def match_name(self, contender: Contender, load: Load, seed: object) -> str:
+        return self.file_name(contender, load.name.replace("/", " per "), seed)
+
 
 LIVE = Kind("live", LOADS, LONG_S + BESIDE_S, match.play)
 VIRTUAL = Kind("virtual", SIMULATED, simulated.TAKES_S, simulated.play)
 REAL = Kind("real", AT_REAL, LONG_S + BESIDE_S + real_engines.START_S, real_engines.play)
+KINDS = (LIVE, VIRTUAL, REAL)
 
 
 class Examined(NamedTuple):
@@ -79,7 +85,7 @@ class Planned(NamedTuple):
 
     @property
     def name(self) -> str:
-        return self.kind.file_name(self.contender, self.load.name.replace("/", " per "), self.seed)
+        return self.kind.match_name(self.contender, self.load, self.seed)
 
 
 def make_control(examined: Examined, say: Callable[[str], None]) -> Control:
@@ -110,10 +116,27 @@ def find_earlier(name: str, kind: type[T]) -> T | None:
     return found if found is not None and found.left_out is None else None
 
 
+def publish() -> None:
+    """Write the records and the chart of "Which router?" from all kept matches."""
+    names = [
+        file.stem
+        for kind in KINDS
+        for load in kind.loads
+        for contender in CONTENDERS
+        for file in FOLDER.glob(f"{kind.match_name(contender, load, '[0-9]*')}.json")
+    ]
+    matches = [match for name in names if (match := find_earlier(name, Match)) is not None]
+    RECORDS.write_bytes(encode_matches(matches))
+    draw(SIMULATED, matches, CHART)
+
+
 def main() -> int:
     chosen = _arguments()
+    if chosen.publish:
+        publish()
+        return 0
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # else the routers would outlive this process
-    kind = VIRTUAL if chosen.virtual else REAL if chosen.real else LIVE
+    kind: Kind = chosen.kind
     names = chosen.load or (SHORT if chosen.short else [load.name for load in kind.loads])
     loads = [load for load in kind.loads if load.name in names]
     contenders = [one for one in CONTENDERS if chosen.router is None or one.name in chosen.router]
@@ -145,7 +168,6 @@ def main() -> int:
             console.print(f"{one.router} is left out: {one.left_out}", highlight=False)
     page = render(loads, matches, controls)
     (FOLDER / f"{kind.name}.md").write_text(page)
-    (FOLDER / f"{kind.name}.json").write_bytes(encode_matches(matches))
     draw(loads, matches, FOLDER / f"{kind.name}.png")
     console.print(page, markup=False, highlight=False)
     return 0 if len(matches) == len(plan) else 130
@@ -155,16 +177,21 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m tests.headtohead", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    names = [load.name for kind in (LIVE, VIRTUAL, REAL) for load in kind.loads]
-    parser.add_argument("--load", action="append", choices=names, metavar="LOAD")
+    parser.add_argument("--load", action="append", metavar="LOAD")
     parser.add_argument("--router", action="append", choices=[one.name for one in CONTENDERS], metavar="ROUTER")
     parser.add_argument("--seeds", type=int, default=8, help="how many")
     parser.add_argument("--first-seed", type=int, default=1)
+    parser.set_defaults(kind=LIVE)
     engines = parser.add_mutually_exclusive_group()
-    engines.add_argument("--virtual", action="store_true", help="simulated engines, in virtual time")
-    engines.add_argument("--real", action="store_true", help="real engines, on CPUs")
-    engines.add_argument("--short", action="store_true", help=f"one seed of {', '.join(SHORT)}: half an hour")
-    return parser.parse_args()
+    for kind, about in ((VIRTUAL, "simulated engines, in virtual time"), (REAL, "real engines, on CPUs")):
+        engines.add_argument(f"--{kind.name}", dest="kind", action="store_const", const=kind, help=about)
+    engines.add_argument("--short", action="store_true", help=f"one seed of {'; '.join(SHORT)}: 40 minutes")
+    engines.add_argument("--publish", action="store_true", help=f"write {RECORDS} and {CHART} from all kept matches")
+    chosen = parser.parse_args()
+    known = [load.name for load in chosen.kind.loads]
+    if unknown := set(chosen.load or ()).difference(known):
+        parser.error(f"{chosen.kind.name} matches have no load {min(unknown)!r}: they have {'; '.join(known)}")
+    return chosen
 
 
 if __name__ == "__main__":

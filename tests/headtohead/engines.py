@@ -37,8 +37,8 @@ class Engine(NamedTuple):
         return int(self.url.rpartition(":")[2])
 
 
-def build_fleet(seed: int, blocks: int = BLOCKS, faults: Mapping[int, EngineFaults] = NO_FAULTS) -> EmbeddedFleet:
-    """Return new engines with `blocks` each, and these faults by number."""
+def build_fleet(seed: int, blocks: int = BLOCKS) -> EmbeddedFleet:
+    """Return new engines with `blocks` each."""
     return EmbeddedFleet(
         [
             EngineOptions(
@@ -49,7 +49,6 @@ def build_fleet(seed: int, blocks: int = BLOCKS, faults: Mapping[int, EngineFaul
                 prefill_tokens_per_s=PREFILL_TOKENS_PER_S,
                 decode_ms_per_token=DECODE_MS,
                 scale_out=True,  # vllm-router's `kv_aware` renders there
-                faults=faults.get(number, EngineFaults()),
             )
             for number in range(ENGINES)
         ]

@@ -17,9 +17,10 @@ LONG_S, WARM_S = 75.0, 15.0
 
 
 class Load(NamedTuple):
-    """`agents`: of a closed loop; None: an open one. `blocks`: of 16 tokens, of each engine. `faults`: by engine, from
-    the start on. `kill_at_s`: when engine 0 is killed; it comes back empty. `routers`: each request comes to one of
-    them by chance. `restart_at_s`: when a new router replaces the first one, which finishes what it has.
+    """`agents`: of a closed loop; None: an open one. `blocks`: of 16 tokens, of each engine. `kill_at_s`: when engine 0 is
+    killed; it comes back empty. The others only in virtual time. `faults`: by engine, from the start on. `routers`:
+    each request comes to one of them by chance. `restart_at_s`: when a new router replaces the first one, which
+    finishes what it has.
     """
 
     name: str
@@ -27,8 +28,8 @@ class Load(NamedTuple):
     make: Callable[[int], Workload]
     agents: int | None = None
     blocks: int = BLOCKS
-    faults: Mapping[int, EngineFaults] = NO_FAULTS
     kill_at_s: float | None = None
+    faults: Mapping[int, EngineFaults] = NO_FAULTS
     routers: int = 1
     restart_at_s: float | None = None
 
@@ -43,15 +44,19 @@ SLOW = {0: EngineFaults(slow=2.0)}
 LOSSY = {number: EngineFaults(drop_events=0.05) for number in range(ENGINES)}
 
 LOADS: Sequence[Load] = (
-    Load("agents", "32 coding agents whose sessions fit the caches", _codex, agents=32),
-    Load("agents, small caches", "64 coding agents, caches for half of their sessions", _codex, agents=64, blocks=1536),
-    Load("sub-agents", "10 coding agents with up to four sub-agents at once", _claude, agents=10),
-    Load("groups", "150 groups of users with a long prompt each, 20 requests/s", _groups),
-    Load("tools", "12 long tool prompts, most requests begin with one, 15 requests/s", _tools),
-    Load("one-off prompts", "prompts that share nothing, 20 requests/s", _alone),
-    Load("an engine is killed", "`agents`; an engine is killed after 30 s", _codex, agents=32, kill_at_s=30.0),
-    Load("an engine is slow", "`agents`; an engine runs at half its speed", _codex, agents=32, faults=SLOW),
-    Load("events are lost", "`agents`; 5 % of all KV events are lost", _codex, agents=32, faults=LOSSY),
+    Load("agents, 32", "32 coding agents whose sessions fit the caches", _codex, agents=32),
+    Load(
+        "agents, 64, small caches",
+        "64 coding agents, caches for half of their sessions",
+        _codex,
+        agents=64,
+        blocks=1536,
+    ),
+    Load("sub-agents, 10", "10 coding agents with up to four sub-agents at once", _claude, agents=10),
+    Load("groups, 20/s", "150 groups of users with a long prompt each", _groups),
+    Load("tools, 15/s", "12 long tool prompts, most requests begin with one", _tools),
+    Load("one-off prompts, 20/s", "prompts that share nothing", _alone),
+    Load("an engine is killed", "`agents, 32`; an engine is killed after 30 s", _codex, agents=32, kill_at_s=30.0),
 )
 # in virtual time, where two cores play any rate: each kind below and at the knee
 _many = CODEX.scale(tokens=0.1).workload
@@ -93,4 +98,4 @@ AT_REAL: Sequence[Load] = (
         blocks=320,
     ),
 )
-SHORT = ("agents", "agents, small caches", "groups")
+SHORT = ("agents, 32", "an engine is killed")

@@ -77,7 +77,7 @@ def play(contender: Contender, load: Load, seed: int) -> MatchFigures:
 
 
 async def _play(contender: Contender, load: Load, seed: int) -> MatchFigures:
-    async with build_fleet(seed, load.blocks, load.faults) as fleet:
+    async with build_fleet(seed, load.blocks) as fleet:
         engines, killed = await list_engines(fleet, load.blocks), fleet.members[0].pid
         return await play_at(engines, contender, load, seed, lambda: os.kill(killed, signal.SIGKILL))
 

@@ -56,8 +56,13 @@ def render(loads: Sequence[Load], matches: Sequence[Match], controls: Sequence[C
     """Return the page. Values are medians over the seeds. In brackets is the difference from ours, `=` if it is within
     the noise, nothing if there are too few seeds to know.
     """
-    tables = [line for load in loads for line in _load(load, by_router(matches, load.name))]
-    return "\n".join([*_controls(controls), *render_overview(loads, matches), *tables])
+    return "\n".join([*_controls(controls), *render_overview(loads, matches), *render_loads(loads, matches)])
+
+
+def render_loads(loads: Sequence[Load], matches: Sequence[Match]) -> Iterator[str]:
+    """Yield a table for each load that was played: a row for each router, a column for each figure."""
+    for load in loads:
+        yield from _load(load, by_router(matches, load.name))
 
 
 def _controls(controls: Sequence[Control]) -> Iterator[str]:
