@@ -17,8 +17,8 @@ LONG_S, WARM_S = 75.0, 15.0
 
 
 class Load(NamedTuple):
-    """`agents`: of a closed loop; None: an open one. `blocks`: of 16 tokens, of each engine. `kill_at_s`: when engine 0 is
-    killed; it comes back empty. The others only in virtual time. `faults`: by engine, from the start on. `routers`:
+    """`agents`: of a closed loop; None: an open one. `blocks`: of 16 tokens, of each engine. `kill_at_s`: when engine 0
+    is killed; it comes back empty. The others only in virtual time. `faults`: by engine, from the start on. `routers`:
     each request comes to one of them by chance. `restart_at_s`: when a new router replaces the first one, which
     finishes what it has.
     """
