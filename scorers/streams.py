@@ -7,11 +7,11 @@ answers have ended.
 
     stalls      each answer that streams at the target stalls while the request's work is done
     streaming   the request's own answer: a decode step per token
-    memory      the memory that the request lacks, as a share of the target's: twice that share of an answer passes
-                until it is free. Live requests use memory, where a block that several share counts once. In
+    memory      the memory that the request lacks, as a share of the target's: a quarter of that share of an answer
+                passes until it is free. Live requests use memory, where a block that several share counts once. In
                 addition, memory is needed for the part of the prompt that the GPU does not hold yet, the whole
                 answer, and half an answer for each request at the target: at any moment answers are half done on
-                average. Twice, because what the engine holds of a prompt may be evicted while the prompt waits
+                average. The factor is a quarter because other answers end while these grow
 
 A user who waits for a first token has nothing yet, while a user whose answer streams is reading: milliseconds of
 streaming weigh less, and one weight serves for the stalls and for the own answer. The weight was swept on simulated
@@ -31,7 +31,7 @@ from scorers.contract import Decode, Row, Speed
 STREAMED: Final = 0.03
 """Weight of a second of a streaming answer, in seconds of waiting for a first token."""
 
-SHORTAGE: Final = 2.0
+SHORTAGE: Final = 0.25
 """Seconds of waiting per second of an answer if all of a target's memory is lacking, found by sweep; less in
 proportion if only a part is lacking.
 """

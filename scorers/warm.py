@@ -1,13 +1,12 @@
 """Warmroute's own price: what a request pays for itself at a target, and what it costs all other requests there.
 
-    cost = q + s + 2 (w - 1) work + e n s + answer step (e + 2 lacks)            w = min(cap, 1 / (1 - rho))
+    cost = q + s + 2 (w - 1) work + e n s + answer step (e + lacks / 4)          w = min(cap, 1 / (1 - rho))
 
     q       the wait: prefill still booked at the target by this router, plus others that wait in its engine
     s       the request's own service there: the least of computing and fetching, at the target's own speed (ttft.py)
     work    the same least of computing and fetching on a nominal instance, the fleet's typical one
     rho     use of the fleet, the larger of two shares: of instances with prefill pending, seen at arrivals and
-            averaged over about 20 s (`view.busy`), and of KV memory that live requests use (`view.live_share`), this
-            at most 1/2
+            averaged over about 20 s (`view.busy`), and of KV memory that live requests use (`view.live_share`)
     e       weight of a second of a streaming answer, others' or the request's own (streams.py)
     n       answers that stream at the target
     answer  expected tokens of the own answer, the mean of the last answers; each takes a decode step of the target
@@ -21,11 +20,10 @@ a cache hit costs more as the fleet fills. `cap` is needed because at rho 1 an u
 whatever the queue", and a block that all prompts share would pull all of them onto one target. Work is priced on a
 nominal instance because it displaces fleet time: priced in its own seconds, a slow machine's work would count
 double, once in s and once more against its neighbours. Memory counts in rho because a copy of a prefix takes memory
-where none is left, even while nobody waits for a prefill yet: it evicts what is computed again later, once, so full
-memory alone does not raise the price without bound. q uses own bookings rather than polled gauges: gauges half a
-second old send every request of that half second to the same "idle" target. The last two terms count two more
-effects: prefill delays the answers that stream beside it, so work goes where few stream, which also spreads sessions,
-and with them caches, evenly; and a full memory is a queue too.
+where none is left, even while nobody waits for a prefill yet. q uses own bookings rather than polled gauges: gauges
+half a second old send every request of that half second to the same "idle" target. The last two terms count two
+more effects: prefill delays the answers that stream beside it, so work goes where few stream, which also spreads
+sessions, and with them caches, evenly; and a full memory is a queue too.
 
 The first three terms were found by search over some 70 variants on a simple simulator. The other terms, the factor
 2 and the weights were found on our simulator, which models decoding, chunked prefill, attention over the cached
@@ -46,7 +44,6 @@ from scorers.streams import answer_tokens, served_ms, split_served_ms
 from scorers.ttft import prompt_of, split_works_ms, waits_ms, works_ms
 
 BEHIND = 2.0  # weight of a second of work behind this request, relative to one of its own
-MOST_LIVE = 0.5  # share of live memory from which on the price of work rises no more, found by sweep
 
 
 @dataclass(frozen=True)
@@ -106,5 +103,5 @@ class Warm(Scorer):
 
     def _behind(self, view: View) -> float:
         """Return the cost, in seconds, of a second of work to the requests behind this one."""
-        in_use = max(view.busy or 0.0, min(view.live_share or 0.0, MOST_LIVE))
+        in_use = max(view.busy or 0.0, view.live_share or 0.0)
         return BEHIND * ((min(self.cap, 1 / (1 - in_use)) if in_use < 1 else self.cap) - 1)

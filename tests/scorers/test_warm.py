@@ -46,11 +46,9 @@ def test_the_busier_the_fleet_the_more_each_millisecond_of_work_costs() -> None:
     assert score(HOLDER, IDLE, busy=0.9) == pytest.approx([530, 2090])
 
 
-def test_live_memory_makes_work_as_dear_as_pending_prefills_do_up_to_a_half_and_the_scarcer_of_both_counts() -> None:
-    # w = 4/3: the work two thirds more
-    assert score(HOLDER, IDLE, live_share=0.25) == pytest.approx([170 + 20 / 1.5, 110 + 110 / 1.5])
+def test_full_memory_makes_work_as_dear_as_pending_prefills_do_and_the_scarcer_of_both_counts() -> None:
     assert score(HOLDER, IDLE, live_share=0.5) == pytest.approx([210, 330])
-    assert score(HOLDER, IDLE, busy=0.25, live_share=0.9) == pytest.approx([210, 330])
+    assert score(HOLDER, IDLE, busy=0.5, live_share=0.9) == pytest.approx([530, 2090])
     assert score(HOLDER, IDLE, busy=0.9, live_share=0.5) == pytest.approx([530, 2090])
 
 
@@ -133,14 +131,14 @@ def test_an_answer_is_sent_where_it_streams_faster() -> None:
 
 
 def test_where_memory_is_full_a_prompt_waits_for_answers_to_end() -> None:
-    # 60,000 of 60,000 tokens are live: 100 more, which it does not hold, and an answer of 100 do not fit: two
-    # times 1/300 of an answer's 100 steps of 10 + 3.6 ms
+    # 60,000 of 60,000 tokens are live: 100 more, which it does not hold, and an answer of 100 do not fit: a
+    # quarter of 1/300 of an answer's 100 steps of 10 + 3.6 ms
     speed = FLAT._replace(decode=Decode(10.0, 0.0, 60.0, 0, None))
     full = row("full", an_overlap(900), a_load(context_tokens=60_000), speed)._replace(capacity_tokens=60_000)
     room = full._replace(capacity_tokens=61_000)
     streamed = 0.03 * 100 * 13.6
     costs = score(full, room, answer_tokens=100.0)
-    assert costs == pytest.approx([20 + streamed + 2.0 * 100 * 13.6 / 300, 20 + streamed])
+    assert costs == pytest.approx([20 + streamed + 0.25 * 100 * 13.6 / 300, 20 + streamed])
 
 
 # the pool
