@@ -70,7 +70,7 @@ class Credit:
         all that the pool holds beyond the GPU's, so a token both in host memory and in the pool is credited for
         both.
         """
-        gpu = overlap.expected_tokens
+        gpu = sent_tokens(overlap)
         worth = self.gpu * gpu_share * gpu
         if pooled > gpu:
             worth += self.shared * (pooled - gpu)
@@ -102,7 +102,7 @@ def weigh_tiers(rows: Sequence[Row], weights: TierWeights, pooled: int, expected
         if overlap is None:
             worths.append(None)
             continue
-        gpu, disk = overlap.expected_tokens if expected else overlap.gpu_tokens, overlap.disk_tokens
+        gpu, disk = sent_tokens(overlap) if expected else overlap.gpu_tokens, overlap.disk_tokens
         worth = on_gpu * gpu
         if disk > gpu or pooled > gpu:
             host = max(overlap.cpu_tokens, gpu)
@@ -121,7 +121,22 @@ def fill_held(rows: Sequence[Row]) -> list[float]:
     """Return the tokens on every row's GPU or just sent there; where unknown, the mean of the others (0 if none is
     known).
     """
-    return fill_missing([None if (overlap := row.overlap) is None else overlap.expected_tokens for row in rows])
+    return fill_missing([None if (overlap := row.overlap) is None else sent_tokens(overlap) for row in rows])
+
+
+def sent_tokens(overlap: Overlap) -> int:
+    """Return the tokens on the GPU or just sent there, whether or not it can keep them."""
+    return max(overlap.gpu_tokens, overlap.expected_tokens)
+
+
+def tier_tokens(overlap: Overlap) -> int:
+    """Return the tokens in all tiers of a target that has others than the GPU's, else those that its GPU keeps."""
+    return overlap.disk_tokens if overlap.disk_tokens > overlap.gpu_tokens else kept_tokens(overlap)
+
+
+def kept_tokens(overlap: Overlap | None) -> int:
+    """Return the tokens on the GPU that it is expected to keep; 0 if the overlap is unknown."""
+    return 0 if overlap is None else min(overlap.gpu_tokens, overlap.expected_tokens)
 
 
 def block_tokens(rows: Sequence[Row]) -> int:

@@ -61,9 +61,10 @@ class Overlap(NamedTuple):
 
     The tiers are cumulative, `gpu_tokens <= cpu_tokens <= disk_tokens`: `cpu_tokens` is the run held in GPU or host
     memory, `disk_tokens` the run held in any tier of the target; the difference is what a tier adds.
-    `expected_tokens` (at least `gpu_tokens`) also counts blocks of requests that the router sent to the target so
-    recently that no event can have reported them yet. All four are capped at the number of tokens that an engine
-    can reuse: it always computes the last prompt token.
+    `expected_tokens` is what the GPU is expected to hold when the request begins. It also counts blocks of requests
+    that the router sent to the target so recently that no event can have reported them yet; it is less than
+    `gpu_tokens` where live requests leave too little memory to keep all of these until then. All four are capped at
+    the number of tokens that an engine can reuse: it always computes the last prompt token.
     """
 
     gpu_tokens: int

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from scorers.blocks import used_tokens
+from scorers.blocks import sent_tokens, tier_tokens, used_tokens
 from scorers.contract import Row, View
 from scorers.polled import fill_missing
 from scorers.ttft import others_waiting, prefill_ms, prompt_of
@@ -122,7 +122,7 @@ def _near_longest(rows: Sequence[Row], share: float) -> list[bool]:
     fast = slow = 0
     for row in rows:
         if (overlap := row.overlap) is not None:
-            fast, slow = max(fast, overlap.expected_tokens), max(slow, overlap.disk_tokens)
+            fast, slow = max(fast, overlap.expected_tokens), max(slow, tier_tokens(overlap))
     whole = max(fast, slow)
     if whole == 0:
         return [True] * len(rows)
@@ -130,7 +130,7 @@ def _near_longest(rows: Sequence[Row], share: float) -> list[bool]:
     enough_fast = share * fast or whole + 1.0  # if no GPU holds anything, no run on a GPU is near
     return [
         (overlap := row.overlap) is not None
-        and (overlap.expected_tokens >= enough_fast or overlap.disk_tokens >= enough)
+        and (overlap.expected_tokens >= enough_fast or tier_tokens(overlap) >= enough)
         for row in rows
     ]
 
@@ -154,7 +154,7 @@ def _waits_ms(view: View, stale_s: float) -> list[float]:
 
 def hold_enough(rows: Sequence[Row], tokens: float) -> list[bool]:
     """Return which rows hold at least `tokens` tokens of the prompt on their GPU, for `affinity_gate`."""
-    return [(overlap := row.overlap) is not None and overlap.expected_tokens >= tokens for row in rows]
+    return [(overlap := row.overlap) is not None and sent_tokens(overlap) >= tokens for row in rows]
 
 
 def lead_ms(costs: list[float], flags: list[bool]) -> float:
@@ -170,7 +170,7 @@ def best_holders_first(rows: Sequence[Row], ttfts: list[float], unknown: int, ob
     """Return `ttfts` for `dualmap`. If a row that holds the most meets `objective`, rows that hold less cost
     `objective` more.
     """
-    held = [unknown if (overlap := row.overlap) is None else overlap.expected_tokens for row in rows]
+    held = [unknown if (overlap := row.overlap) is None else sent_tokens(overlap) for row in rows]
     most = max(held)
     least, _ = least_and_most([ttft for i, ttft in enumerate(ttfts) if held[i] == most])
     if least > objective:

@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from scorers.blocks import used_tokens
+from scorers.blocks import kept_tokens, used_tokens
 from scorers.contract import Decode, Row, Speed
 
 STREAMED: Final = 0.03
@@ -86,7 +86,7 @@ def served_ms(
             cost = STREAMED
             grows = prompt_tokens + growth_tokens(requests, answer)
             if capacity_tokens and (lacks := used_tokens(load) + grows - capacity_tokens) > 0:
-                held_tokens = 0 if row.overlap is None else row.overlap.gpu_tokens
+                held_tokens = kept_tokens(row.overlap)
                 if lacks > held_tokens:
                     cost += SHORTAGE * (lacks - held_tokens) / capacity_tokens
             ms += answer * step_ms * cost
@@ -106,7 +106,7 @@ def split_served_ms(
         answer_ms = answer * step_ms(row.speed, load.requests, load.context_tokens)
         if capacity_tokens:
             grows = prompt_tokens + growth_tokens(load.requests, answer)
-            held_tokens = 0 if row.overlap is None else row.overlap.gpu_tokens
+            held_tokens = kept_tokens(row.overlap)
             lacks = max(0.0, used_tokens(load) + grows - capacity_tokens - held_tokens) / capacity_tokens
         parts["answers_held_up"].append(stall_cost(load.requests, load.prefilling) * work)
         parts["own_answer"].append(STREAMED * answer_ms)

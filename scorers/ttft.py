@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from math import fsum
 from typing import NamedTuple
 
+from scorers.blocks import tier_tokens
 from scorers.contract import Measure, Overlap, PoolHit, Row, Speed, Transfer, View
 from scorers.polled import fill_missing
 
@@ -137,6 +138,8 @@ def works_ms(rows: Sequence[Row], prompt: PromptTokens, on: Speed | None = None)
             held = on_disk = unknown
         else:
             held, on_disk = overlap.expected_tokens, overlap.disk_tokens
+            if on_disk == overlap.gpu_tokens:
+                on_disk = held
         if on_disk > held or pooled > held:
             works.append(least_ms(overlap, speed, prompt))
             continue
@@ -175,7 +178,7 @@ def alike_ms(
     held = overlap.expected_tokens
     new, reached = float(whole - held), max(held, pooled)
     pairs = new * (held + new / 2)
-    if overlap.disk_tokens > held or (reached > held and in_memory < pooled):
+    if tier_tokens(overlap) > held or (reached > held and in_memory < pooled):
         return None
     fixed, per_token, per_pair, per_step, pool, pool_per_token = targets
     if reached == held:
@@ -201,7 +204,7 @@ def least_ms(overlap: Overlap | None, speed: Speed, prompt: PromptTokens) -> flo
     if overlap is None:
         held = on_host = on_disk = unknown
     else:
-        held, on_host, on_disk = overlap.expected_tokens, overlap.cpu_tokens, overlap.disk_tokens
+        held, on_host, on_disk = _tiers(overlap)
     if on_disk <= held:  # most rows of most fleets, which need no search
         if pooled <= held:
             return prefill_ms(speed, whole - held, held)
@@ -214,6 +217,14 @@ def least_ms(overlap: Overlap | None, speed: Speed, prompt: PromptTokens) -> flo
         (speed.pool_disk, in_memory, pooled),
     )
     return _least(speed, whole, held, sources)
+
+
+def _tiers(overlap: Overlap) -> tuple[int, int, int]:
+    """Return the tokens that the GPU, its host's memory and any tier are expected to hold when the request begins. A
+    tier that holds no more than the GPU now may hold nothing, and have nothing that the GPU evicts.
+    """
+    gpu, on_host, on_disk = overlap.gpu_tokens, overlap.cpu_tokens, overlap.disk_tokens
+    return overlap.expected_tokens, on_host if on_host > gpu else 0, on_disk if on_disk > gpu else 0
 
 
 def _with_pool(speed: Speed, whole: int, held: int, pooled: int) -> float:
@@ -244,7 +255,7 @@ def _least_way(overlap: Overlap | None, speed: Speed, prompt: PromptTokens) -> d
     if overlap is None:
         held = on_host = on_disk = unknown
     else:
-        held, on_host, on_disk = overlap.expected_tokens, overlap.cpu_tokens, overlap.disk_tokens
+        held, on_host, on_disk = _tiers(overlap)
     links = (speed.cpu, speed.disk, speed.pool, speed.pool_disk)
     ranges = ((0, on_host), (on_host, on_disk), (0, in_memory), (in_memory, pooled))
     sources = [(name, link, *span) for name, link, span in zip(LINKS, links, ranges, strict=True)]

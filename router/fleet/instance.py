@@ -22,7 +22,7 @@ from router.fleet.load import Booking, LoadBook
 from router.fleet.overlap_accuracy import OverlapAccuracy
 from router.fleet.progress import Stall, TargetProgress
 from router.kvcache.events import Key, TargetId
-from scorers.contract import Row, Speed
+from scorers.contract import Overlap, Row, Speed
 
 MAX_SIZES = 2  # block sizes in one instance; real engines have one
 NO_KEYS: Mapping[int, Sequence[Key]] = {}
@@ -141,6 +141,21 @@ class Target:
         """Book a request that goes to this target. `keys`: keys of the prompt's full blocks, by block size."""
         size = self.block_tokens or 0
         return self.load_book.book(uncached_tokens, prompt_tokens, keys.get(size, ()), size)
+
+    def expect_kept(self, overlap: Overlap, keys: Mapping[int, Sequence[Key]]) -> Overlap:
+        """Return the overlap of a prompt with this target, of which it expects no more than the target can still hold
+        when the prompt begins: the blocks that live requests use, and as much else as these leave free. Where memory
+        is full, a prompt waits, and what no request uses is evicted meanwhile. `keys` are as in `book`.
+        """
+        if self.capacity_tokens is None:
+            return overlap
+        free_tokens = self.capacity_tokens - self.load_book.live_tokens
+        if overlap.expected_tokens <= free_tokens:
+            return overlap
+        size = self.block_tokens or 0
+        live = self.load_book.count_live(keys.get(size, ()))
+        kept = None if live is None else live * size + max(0, free_tokens)
+        return overlap if kept is None or kept >= overlap.expected_tokens else overlap._replace(expected_tokens=kept)
 
     def set_block_tokens(self, tokens: int) -> None:
         """Set the block size that the event stream reports, which takes precedence over the metrics page."""

@@ -69,6 +69,11 @@ class LiveBlocks:
                 self._on_shared(prompts[place])
         self.count -= len(prompt.keys) - max(prompt.shared, after)
 
+    def count_leading(self, keys: Sequence[Key]) -> int:
+        """Return how many of these leading blocks live prompts use."""
+        _, before, after = self._find_place(keys)
+        return max(before, after)
+
     def count_reused(self) -> int:
         """Return how many distinct blocks at least two live prompts use, in time linear in the number of prompts.
 

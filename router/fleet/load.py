@@ -324,6 +324,10 @@ class LoadBook:
         """Tokens of KV memory in use or booked, of all clients as far as known."""
         return self.booked_tokens + (self.unbooked_tokens or 0)
 
+    def count_live(self, keys: Sequence[Key]) -> int | None:
+        """Return how many of these leading blocks live requests use; None if other workers have booked some."""
+        return None if self.siblings.requests else self._live_blocks.count_leading(keys)
+
     def queued_ms(self, speed: Speed) -> float:
         """Return the booked prefill work in ms, priced per request: the base, linear and attention parts are
         additive. KV that a booked prompt will load from a slower tier counts as context of this work, not as work:

@@ -20,6 +20,7 @@ from math import inf
 from typing import NamedTuple
 
 from router.fleet.columns import CandidateColumns
+from scorers.blocks import kept_tokens
 from scorers.chance import draws
 from scorers.contract import Measure, Overlap, PoolHit
 from scorers.streams import SHORTAGE, STREAMED, growth_tokens
@@ -153,7 +154,7 @@ class _GroupColumns:
             for slot in self._slots:
                 ms = least_ms(overlap, columns.speeds[slot], prompt) * (1 + columns.stall_cost[slot])
                 column.append(columns.queued_ms[slot] + ms + prices.ms_per_step[slot] * steps)
-        needed = prompt.whole - overlap.gpu_tokens
+        needed = prompt.whole - kept_tokens(overlap)
         if answer and not columns.all_have_free(needed, answer):
             for place, slot in enumerate(self._slots):
                 lacks = needed + growth_tokens(columns.requests[slot], answer) - columns.free_tokens[slot]

@@ -16,6 +16,7 @@ from router.kvcache.indexer import SentPrompt
 from router.kvcache.overlap_estimate import OverlapEstimate
 from router.prompt.usage import Usage
 from router.scheduling.policy.record import Attempt, AttemptEnd, LegEnd, PrefillRecord, Record
+from scorers.blocks import tier_tokens
 from scorers.contract import Outcome, PoolHit
 
 ENGINE_IN_DOUBT = frozenset(("connect", "died", "failed"))  # after these ends, another process may answer
@@ -80,5 +81,5 @@ def uncached_tokens(tokens: int, estimate: OverlapEstimate | None, pool_hit: Poo
     """
     held = 0
     if estimate is not None and (overlap := estimate.overlap) is not None:
-        held = max(overlap.expected_tokens - estimate.recomputed_tokens, overlap.disk_tokens)
+        held = max(overlap.expected_tokens - estimate.recomputed_tokens, tier_tokens(overlap))
     return max(0, tokens - max(held, pool_hit.tokens if pool_hit is not None else 0))

@@ -14,7 +14,7 @@ from router.fleet.fleet import Fleet
 from router.fleet.instance import ServedModel, Target
 from router.kvcache.events import Key, TargetId
 from router.kvcache.indexer import KvIndexer
-from router.kvcache.overlap_estimate import NO_OVERLAP, OverlapEstimate
+from router.kvcache.overlap_estimate import NO_OVERLAP, OverlapEstimate, OverlapGroups
 from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.prompt import Prompt
 from router.scheduling.conversations import Conversations, LastAnswer
@@ -112,6 +112,7 @@ class ViewBuilder:
             return None
         outline, slots = self._indexer.overlap_groups(known), columns.slots
         unsure = [target for id in outline.unsure if (target := self._fleet.target(id)) is not None and id in slots]
+        unsure += self._short_of_memory(columns, outline)
         unsure = [target for target in {*unsure, *columns.distrusted} if slots[target.id] not in others]
         estimates = self.estimates(known, unsure)
         groups: dict[Overlap, list[int]] = {}
@@ -135,6 +136,19 @@ class ViewBuilder:
         if len(named) < len(columns.targets):
             all_groups[rest] = all_but(len(columns.targets), named)
         return all_groups
+
+    def _short_of_memory(self, columns: CandidateColumns, outline: OverlapGroups) -> Sequence[Target]:
+        """Return the targets that may not keep what they hold of the prompt (`Target.expect_kept`)."""
+        targets, slots, free_tokens = columns.targets, columns.slots, columns.free_tokens
+        found = [
+            targets[slot]
+            for overlap, ids in outline.groups
+            for id in ids
+            if (slot := slots.get(id)) is not None and free_tokens[slot] < overlap.expected_tokens
+        ]
+        if tokens := outline.rest.expected_tokens:
+            found += [target for target, free in zip(targets, free_tokens, strict=True) if free < tokens]
+        return found
 
     def block_sizes(self, model: str | None) -> frozenset[int]:
         """Return the known block sizes of the targets that serve the model."""
@@ -173,6 +187,11 @@ class ViewBuilder:
             distrusted = frozenset([target.id for target in candidates if not target.overlap_accuracy.trusted])
             drafting = frozenset([target.id for target in candidates if target.overlap_accuracy.drafts])
             estimates = self._indexer.estimate_overlaps(known, sizes, distrusted, drafting)
+            for target in candidates:
+                if (estimate := estimates.get(target.id)) is not None and (overlap := estimate.overlap) is not None:
+                    kept = target.expect_kept(overlap, known.keys)
+                    if kept is not overlap:
+                        estimates[target.id] = estimate._replace(overlap=kept)
         if last is None:
             return estimates
         estimates = estimates or {target.id: NOT_SENT for target in candidates}

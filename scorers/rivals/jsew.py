@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from scorers.blocks import Credit, block_tokens, split_prefill, whole_tokens
+from scorers.blocks import Credit, block_tokens, sent_tokens, split_prefill, whole_tokens
 from scorers.contract import Needs, Row, Scorer, Unit, View
 from scorers.parameters import check_above_0, check_at_least, check_shares
 from scorers.row_loops import charged_blocks
@@ -89,7 +89,7 @@ class Jsew(Scorer):
 
     def _expected(self, view: View) -> float:
         """Return the moving average of uncached tokens, this request's included."""
-        longest = max([row.overlap.expected_tokens for row in view.rows if row.overlap is not None], default=0)
+        longest = max([sent_tokens(row.overlap) for row in view.rows if row.overlap is not None], default=0)
         uncached = max(0.0, whole_tokens(view) - longest)
         before = self._uncached_tokens
         return uncached if before is None else self.ema_alpha * uncached + (1 - self.ema_alpha) * before

@@ -28,7 +28,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from scorers.blocks import block_tokens, fill_held, whole_tokens
+from scorers.blocks import block_tokens, fill_held, sent_tokens, whole_tokens
 from scorers.contract import Needs, Row, Scorer, Unit, View
 from scorers.parameters import check_at_least
 
@@ -103,7 +103,7 @@ class LmetricGuarded(Scorer):
     def _holders(self, view: View) -> list[bool]:
         """Return which rows hold the first blocks of the prompt's class."""
         enough = self.class_prefix_blocks * block_tokens(view.rows)
-        return [row.overlap is not None and row.overlap.expected_tokens >= enough for row in view.rows]
+        return [row.overlap is not None and sent_tokens(row.overlap) >= enough for row in view.rows]
 
     def _watch(self, view: View, costs: Sequence[float], holders: Sequence[bool]) -> Watch | None:
         """Return the state of the prompt's class with this request in the window; None if it has no class."""

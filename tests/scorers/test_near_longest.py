@@ -94,6 +94,14 @@ def test_an_age_is_above_zero() -> None:
         NearLongest(stale_s=0)
 
 
+def test_a_run_that_its_full_gpu_cannot_keep_is_not_long() -> None:
+    full = a_row("full", an_overlap(900)._replace(expected_tokens=0), a_load(queued_ms=5.0))
+    others = [a_row(name, an_overlap(500), a_load(queued_ms=9.0)) for name in "ab"]
+    none = a_row("none", an_overlap(0), a_load(queued_ms=7.0))
+    assert NearLongest().keep(a_view(full, *others, none, prompt_tokens=1000)) == [True, True, True, False]
+    assert NearLongest().keep(a_view(full._replace(load=none.load), *others, prompt_tokens=1000))[1:] == [True, True]
+
+
 @pytest.mark.parametrize("a_filter", [NearLongest(), NearLongest(share=1.0), NearLongest(share=0.01, stale_s=500.0)])
 @examples(30)
 @given(st.data(), views())

@@ -52,6 +52,16 @@ def test_the_wait_and_the_work_add_up() -> None:
     assert ttfts_ms(view.rows, prompt_of(view), 15.0) == pytest.approx([50 + 10 + 200 * 0.1])
 
 
+def test_what_a_full_gpu_cannot_keep_is_computed_unless_another_tier_has_it() -> None:
+    prompt, speed = PromptTokens(1000, 0, 0, 0), FLAT._replace(cpu=Transfer(1.0, 10.0, 0, None))
+    held = an_overlap(900)._replace(expected_tokens=100)
+    assert least_ms(held, speed, prompt) == pytest.approx(10 + 900 * 0.1)
+    hosted = an_overlap(900, cpu=950, disk=950)._replace(expected_tokens=100)
+    assert least_ms(hosted, speed, prompt) == pytest.approx(1 + 850 * 0.01 + 10 + 50 * 0.1)
+    alike = a_row("a", held)._replace(speed=speed), a_row("b", hosted)._replace(speed=speed)
+    assert works_ms(alike, prompt) == pytest.approx([100, 24.5])
+
+
 @given(
     st.integers(0, 900),
     st.integers(0, 1000),

@@ -9,8 +9,10 @@ from router.fleet.engine_facts import Gauges, PoolTransferCounts
 from router.fleet.fleet import Fleet
 from router.fleet.instance import DECODE_TOKENS, FetchedKv, Instance, Target
 from router.fleet.latency_model import CURVE_SAMPLES
+from router.fleet.load import NO_SHARE, WorkerShare
 from router.fleet.step_change import LEARNED, RUN
-from scorers.contract import Speed, Transfer
+from router.kvcache.events import Key
+from scorers.contract import Overlap, Speed, Transfer
 
 
 def a_target() -> Target:
@@ -64,6 +66,27 @@ def test_prompts_that_wait_for_memory_are_no_step_of_the_speed(held_tokens: int,
         target.observe_prefill(booking, 500, 0, factor * TRUTH.prefill_ms(500, 0), number / 10)
         booking.release()
     assert target.latency_model.slowdown == pytest.approx(slowdown, rel=0.1)
+
+
+def test_a_full_target_keeps_of_a_prompt_what_live_requests_use_and_leave_free() -> None:
+    target, held = a_target(), Overlap(160, 160, 160, 160, "events", None)
+    keys = {16: [Key(number) for number in range(1, 11)]}
+    assert target.expect_kept(held, keys) is held, "the capacity is unknown"
+    target.apply_gauges(page(None), 1.0)  # 3,200 tokens
+    target.book(0, 3040)
+    assert target.expect_kept(held, keys) is held, "just enough is free"
+    target.book(0, 80)
+    assert target.expect_kept(held, keys) == held._replace(expected_tokens=80)
+    target.book(0, 500)
+    assert target.expect_kept(held, keys) == held._replace(expected_tokens=0), "more is booked than there is"
+    assert target.expect_kept(held._replace(expected_tokens=0), keys).expected_tokens == 0
+    begun = target.book(0, 64, {16: keys[16][:4]})  # live requests use the first four blocks
+    assert target.expect_kept(held, keys) == held._replace(expected_tokens=64)
+    target.load_book.set_siblings(WorkerShare(requests=1))
+    assert target.expect_kept(held, keys) is held, "which blocks other workers' requests use is unknown"
+    target.load_book.set_siblings(NO_SHARE)
+    begun.release()
+    assert target.expect_kept(held, keys) == held._replace(expected_tokens=0)
 
 
 def test_an_answer_that_loaded_teaches_the_link_and_only_if_it_was_alone() -> None:

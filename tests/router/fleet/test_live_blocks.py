@@ -37,6 +37,15 @@ def test_it_counts_what_a_set_counts(steps: list[tuple[bool, list[int], int]]) -
         assert live.count_reused() == sum(count > 1 for count in users.values())
 
 
+@given(st.lists(BRANCHES, max_size=9), BRANCHES)
+def test_leading_blocks_in_use(here: list[list[int]], branches: list[int]) -> None:
+    live, keys = LiveBlocks(), chain(branches)
+    for one in here:
+        live.add(chain(one))
+    assert live.count_leading(keys) == max((len(set(keys) & set(chain(one))) for one in here), default=0)
+    assert len(live) == len(here)
+
+
 @given(BRANCHES, BRANCHES)
 def test_shared_keys(one: list[int], other: list[int]) -> None:
     first, second = chain(one), chain(other)

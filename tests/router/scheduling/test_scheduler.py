@@ -237,6 +237,13 @@ def test_a_burst_of_strangers_spreads() -> None:
     assert sorted(ticket.target.id for ticket in tickets) == ["a/0", "a/0", "b/0", "b/0", "c/0", "c/0"]
 
 
+def test_a_full_target_is_booked_to_compute_what_it_cannot_keep() -> None:
+    house = House("least_requests", count=1)
+    house.stored("a/0")
+    house.core.apply_metrics("a", {0: page(capacity_tokens=10)}, house.clock.now())
+    assert house.admit().target.load_book.prefill_tokens == len(IDS) - 10
+
+
 def test_an_unknown_prompt_is_booked_by_its_bytes() -> None:
     house = House("least_requests")
     ticket = house.admit(None, body=b"x" * 403)

@@ -167,6 +167,21 @@ def test_who_broke_promises_is_not_taken_at_its_word() -> None:
     assert house.admit().target.id == "e17/0"
 
 
+def test_full_targets_are_priced_by_what_they_can_keep() -> None:
+    """All hold the whole prompt, and one has room to keep it until the prompt begins: so it is the cheapest."""
+    house = large()
+    for number in range(MANY):
+        house.stored(target(house, number).id)
+        if number != 17:
+            done(house, number, "memory", 1, 0)
+    assert target(house, 17) in (narrowed(house, POLICIES["warm"]) or [])
+    decision = house.admit().attempt.decision
+    assert decision.target == "e17/0"
+    kept = {row.target: row.overlap.expected_tokens for row in decision.view.rows if row.overlap is not None}
+    assert kept.pop("e17/0") == len(IDS) - 4
+    assert set(kept.values()) == {1}  # one token of memory
+
+
 # never always the same
 
 
