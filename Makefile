@@ -147,7 +147,7 @@ bench-sim-full: $(VENV)/.installed-test  ## run bench-sim in full, resumable (ab
 	$(BIN)/python -m tests.agreement admission
 	$(BIN)/python -m tests.agreement grid
 
-headtohead: $(VENV)/.installed-test  ## play the real routers and ours on the same emulated engines (15 hours, in pieces; ARGS=--short: 40 minutes)
+headtohead: $(VENV)/.installed-test  ## play the real routers and ours on the same emulated engines (15 hours, in pieces; ARGS=--short: 45 minutes)
 	@command -v nginx > /dev/null || { apt-get update -qq && apt-get install -qq -y --no-install-recommends nginx-light; }
 	$(BIN)/python -m tests.headtohead $(ARGS)
 

@@ -360,6 +360,7 @@ def which_router() -> Iterator[str]:
     yield from render_overview(AT_REAL, matches)
     yield from table(("load", "what it is"), [(load.name, load.about) for load in AT_REAL])
     yield "## In real time\n"
+    yield "Emulated engines, each a process, on the two cores of router and clients; CPU and memory: the router's.\n"
     yield from render_loads(LOADS, matches)
 
 

@@ -185,7 +185,7 @@ def _arguments() -> argparse.Namespace:
     engines = parser.add_mutually_exclusive_group()
     for kind, about in ((VIRTUAL, "simulated engines, in virtual time"), (REAL, "real engines, on CPUs")):
         engines.add_argument(f"--{kind.name}", dest="kind", action="store_const", const=kind, help=about)
-    engines.add_argument("--short", action="store_true", help=f"one seed of {'; '.join(SHORT)}: 40 minutes")
+    engines.add_argument("--short", action="store_true", help=f"one seed of {'; '.join(SHORT)}: 45 minutes")
     engines.add_argument("--publish", action="store_true", help=f"write {RECORDS} and {CHART} from all kept matches")
     chosen = parser.parse_args()
     known = [load.name for load in chosen.kind.loads]
