@@ -36,7 +36,8 @@ def test_a_step_makes_one_token_for_everybody() -> None:
 def per_step(row: Row, prompt_tokens: int, answer: float) -> float:
     """Cost of each step of an answer, in steps of waiting: its streaming, and the wait for memory that it lacks."""
     used_tokens = row.load.context_tokens if row.load.live_tokens is None else row.load.live_tokens
-    new_tokens = prompt_tokens - (0 if row.overlap is None else row.overlap.gpu_tokens)
+    kept_tokens = 0 if row.overlap is None else min(row.overlap.gpu_tokens, row.overlap.expected_tokens)
+    new_tokens = prompt_tokens - kept_tokens
     grows = growth_tokens(row.load.requests, answer)
     if not row.capacity_tokens or (lacks := used_tokens + new_tokens + grows - row.capacity_tokens) <= 0:
         return STREAMED
