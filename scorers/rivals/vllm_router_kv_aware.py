@@ -12,7 +12,7 @@ holds it: no token is credited twice. Decode is the KV memory in use at the targ
 counted once, plus the prompt.
 
 The issue adds `decode` as it is (`kv_in_use_weight` 1). Release 0.1.17 does not seem to count it: with 0 this scorer
-makes 89 to 98 % of its choices, with 1 only 34 to 75 % (`python -m tests.headtohead.copies`).
+makes 86 to 98 % of its choices, with 1 only 34 to 75 % (`python -m tests.headtohead.copies`).
 
 Differences from the original: the original's first version credits the GPU's part only; where events cannot be
 trusted it falls back to `cache_aware` (here the router's own approximate index is used). The original's temperature is
