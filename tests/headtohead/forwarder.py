@@ -81,8 +81,9 @@ class Forwarder:
             "token_ids": rendered.raise_for_status().json()["token_ids"],
             "expected_output_tokens": msgspec.json.decode(body)["max_tokens"],
         }
-        if self._options.sessions:  # without, it chooses otherwise, sticky or not
-            wanted["session_id"] = request.headers["x-session-id"]
+        session = request.headers.get("x-session-id")
+        if self._options.sessions and session is not None:  # without, it chooses otherwise, sticky or not
+            wanted["session_id"] = session
         found = (await self._service.post("/select_and_reserve", json=wanted)).raise_for_status().json()
         sent = self._http.build_request("POST", f"{found['endpoint']}{CHAT}", content=body, headers=headers)
         answer = await self._http.send(sent, stream=True)
