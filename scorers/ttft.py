@@ -137,9 +137,7 @@ def works_ms(rows: Sequence[Row], prompt: PromptTokens, on: Speed | None = None)
         if overlap is None:
             held = on_disk = unknown
         else:
-            held, on_disk = overlap.expected_tokens, overlap.disk_tokens
-            if on_disk == overlap.gpu_tokens:
-                on_disk = held
+            held, on_disk = overlap.expected_tokens, tier_tokens(overlap)
         if on_disk > held or pooled > held:
             works.append(least_ms(overlap, speed, prompt))
             continue
@@ -223,8 +221,8 @@ def _tiers(overlap: Overlap) -> tuple[int, int, int]:
     """Return the tokens that the GPU, its host's memory and any tier are expected to hold when the request begins. A
     tier that holds no more than the GPU now may hold nothing, and have nothing that the GPU evicts.
     """
-    gpu, on_host, on_disk = overlap.gpu_tokens, overlap.cpu_tokens, overlap.disk_tokens
-    return overlap.expected_tokens, on_host if on_host > gpu else 0, on_disk if on_disk > gpu else 0
+    on_host = overlap.cpu_tokens if overlap.cpu_tokens > overlap.gpu_tokens else 0
+    return overlap.expected_tokens, on_host, tier_tokens(overlap)
 
 
 def _with_pool(speed: Speed, whole: int, held: int, pooled: int) -> float:

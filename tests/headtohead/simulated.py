@@ -94,6 +94,7 @@ def serve(contender: Contender, load: Load, workload: Workload, seed: int, copy:
 
 
 def _start(opened: ExitStack, contender: Contender, held: HeldEngines, routers: int) -> Sequence[Running]:
+    """Return so many running routers, which end with `opened`."""
     return [opened.enter_context(contender.running(held.engines)) for _ in range(routers)]
 
 
