@@ -36,6 +36,7 @@ Message = dict[str, Any]
 _MEDIA_MARK = "\ue0ffwarmroute-cut\ue0ff"  # marks where media follow; private use characters, absent from prompts
 _CONTINUE = "CONTINUE_FINAL_MESSAGE_TAG "  # Hugging Face's mark, trailing space included
 _TEMPLATE_ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+_DICT_METHODS = frozenset(dir(dict))
 _EFFORTS = ("low", "medium", "high", "xhigh", "max")
 
 
@@ -57,6 +58,20 @@ class _Generation(jinja2.ext.Extension):
         return str(caller())
 
 
+class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """The sandbox of transformers. Members of messages are found without the exception that Jinja raises and catches
+    for each: a dict has no attributes but its methods.
+    """
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        if type(obj) is not dict or attribute in _DICT_METHODS:
+            return super().getattr(obj, attribute)
+        try:
+            return obj[attribute]
+        except KeyError:
+            return self.undefined(obj=obj, name=attribute)
+
+
 class ChatTemplate:
     """A compiled template. `wall` returns seconds since the epoch, for templates that print the date."""
 
@@ -65,7 +80,8 @@ class ChatTemplate:
         self.source = source
         code, in_parts = _compile(source)
         environment = _environment(wall)
-        self._template = environment.template_class.from_code(environment, code, environment.make_globals(None))
+        # Jinja's own chain of dicts would be copied item by item, in Python, at every rendering.
+        self._template = environment.template_class.from_code(environment, code, dict(environment.globals))
         self.content_format: Literal["string", "openai"] = "openai" if in_parts else "string"
         self._knows_developer = '"developer"' in source or "'developer'" in source
 
@@ -225,10 +241,8 @@ def _compile(source: str) -> tuple[CodeType, bool]:
     return environment.compile(parsed), in_parts
 
 
-def _environment(wall: Callable[[], float]) -> jinja2.sandbox.ImmutableSandboxedEnvironment:
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
-    )
+def _environment(wall: Callable[[], float]) -> _Sandbox:
+    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
 
     def refuse(message: str) -> None:
         raise jinja2.TemplateError(message)
