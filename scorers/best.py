@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from scorers.chance import draws
-from scorers.contract import Picker, Row, View
+from scorers.contract import Picker, View
+from scorers.row_loops import roomiest
 
 
 @dataclass(frozen=True)
@@ -28,19 +29,6 @@ class Best(Picker):
         least = min(costs)
         if costs.count(least) == 1:
             return costs.index(least)
-        tied = _find_roomiest(view.rows, [i for i, cost in enumerate(costs) if cost == least])
-        tied.sort(key=lambda i: view.rows[i].target)
+        tied = roomiest(view.rows, costs, least)
         (lot,) = draws(view.seed, view.number, ["tied"], use="best")  # one draw: one each takes 25 us for 64 rows
         return tied[int(lot * len(tied))]
-
-
-def _find_roomiest(rows: Sequence[Row], tied: list[int]) -> list[int]:
-    """Return the rows of `tied` with the most free cache memory, or all of them if that is unknown for any."""
-    free: list[int] = []
-    for i in tied:
-        _, _, _, block_tokens, capacity_tokens, _, _, _, held_tokens = rows[i]
-        if block_tokens is None or capacity_tokens is None or held_tokens is None:
-            return tied
-        free.append(max(0, capacity_tokens - held_tokens) // block_tokens)
-    most = max(free)
-    return [i for i, blocks in zip(tied, free, strict=True) if blocks == most]

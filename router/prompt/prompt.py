@@ -123,10 +123,12 @@ class PromptFields(NamedTuple):
 class PromptReader(Protocol):
     """Converts the messages of a body."""
 
-    def __call__(self, text_limit_bytes: int | None, find: FindKnown | None = None) -> PromptFields:
+    def __call__(
+        self, text_limit_bytes: int | None, find: FindKnown | None = None, slow: bool | None = None
+    ) -> PromptFields:
         """Return the prompt, or why it was not read. `text_limit_bytes`: the longest text that the model can take
-        (None: any). Messages that `find` finds are not read again; the prompt has no `remote_fields` then. Raises
-        BadRequest. May run in any thread.
+        (None: any). Messages that `find` finds are not read again; the prompt has no `remote_fields` then. `slow`:
+        what `reads_slowly` found about the body; None: not examined yet. Raises BadRequest. May run in any thread.
         """
 
 

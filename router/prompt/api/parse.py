@@ -276,10 +276,11 @@ def _read_source(
     body: bytes,
     text_limit_bytes: int | None,
     find: FindKnown | None = None,
+    slow: bool | None = None,
 ) -> PromptFields:
     """Return the prompt of `fields`, or why it is not read. Raises BadRequest."""
     # A shorter body has no room for so many elements, a larger one was examined before it was parsed.
-    if 2 * MAX_OBJECTS < len(body) <= LARGE_BODY_BYTES and reads_slowly(body):
+    if 2 * MAX_OBJECTS < len(body) <= LARGE_BODY_BYTES and (reads_slowly(body) if slow is None else slow):
         check_elements(body, has_ids=format_.endpoint is Endpoint.COMPLETIONS)
     if text_limit_bytes is not None and len(body) > text_limit_bytes and exceeds(fields, text_limit_bytes):
         return unknown_ids("too_long")

@@ -149,8 +149,9 @@ class Tokenization:
             return prompt.source
         chain = KeyInputs(model, adapter, prompt.salt, frozenset(block_sizes))
         limit_tokens = min(context_tokens or ASSUMED_CONTEXT_TOKENS, MAX_CONTEXT_TOKENS)
-        work = partial(self._prepare, prompt, whose, chain, limit_tokens, begun_s)
-        if reads_slowly(prompt.body):
+        slow = reads_slowly(prompt.body)
+        work = partial(self._prepare, prompt, whose, chain, limit_tokens, begun_s, slow)
+        if slow:
             ready = await self._threads.run(work, self._left_s(begun_s), client=client)
         else:
             ready = work()
@@ -171,12 +172,12 @@ class Tokenization:
         return tokens
 
     def _prepare(
-        self, prompt: Prompt, whose: Source | None, chain: KeyInputs, limit_tokens: int, begun_s: float
+        self, prompt: Prompt, whose: Source | None, chain: KeyInputs, limit_tokens: int, begun_s: float, slow: bool
     ) -> _ReadPrompt | UnknownIds:
         """Return the prompt read from its body and, for the local tokenizer, rendered. May run in any thread."""
         limit_bytes = BYTES_PER_TOKEN * limit_tokens
         local = self._locals[chain.model] if whose == "local" else None
-        fields = self.fit_tools(self._read(prompt, local, chain, limit_bytes), chain.model)
+        fields = self.fit_tools(self._read(prompt, local, chain, limit_bytes, slow), chain.model)
         source = fields.source
         if isinstance(source, UnknownIds):
             return source
@@ -202,14 +203,16 @@ class Tokenization:
             return PromptFields(UnknownIds("tools"), {})
         return leave_out_tools(source, fields.remote_fields) if leaves_out else fields
 
-    def _read(self, prompt: Prompt, local: LocalTokenizer | None, chain: KeyInputs, limit_bytes: int) -> PromptFields:
+    def _read(
+        self, prompt: Prompt, local: LocalTokenizer | None, chain: KeyInputs, limit_bytes: int, slow: bool
+    ) -> PromptFields:
         """Return the prompt's fields; for the local tokenizer, remembered messages are not read again."""
         source = prompt.source
         if not isinstance(source, Unread):
             return PromptFields(source, prompt.remote_fields)
         if local is None or local.delimiter_bytes is None:
-            return source.read(limit_bytes)
-        return source.read(limit_bytes, partial(self._prompt_memory.find, _owner(chain)))
+            return source.read(limit_bytes, slow=slow)
+        return source.read(limit_bytes, partial(self._prompt_memory.find, _owner(chain)), slow)
 
     def _remember(self, prompt: PreparedPrompt) -> None:
         source = prompt.source

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jinja2.sandbox
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -72,6 +73,24 @@ def test_bit_by_bit_is_the_same() -> None:
     chunks = template.render_chunks(chat([USER, USER]), {})
     assert len(chunks) > 2
     assert "".join(chunks) == template.render(chat([USER, USER]), {}) == "user: hi\nuser: hi\n"
+
+
+@pytest.mark.parametrize("value", [{"a": 1, "items": 2, "__class__": 3}, {}, [1], "text", 5, None], ids=repr)
+@pytest.mark.parametrize("name", ["a", "items", "get", "update", "pop", "__class__", "__len__", "count", "absent"])
+def test_members_are_found_as_in_jinjas_own_sandbox(value: Any, name: str) -> None:
+    """A method comes before a key of that name, and a method that changes the value is refused."""
+    own = jinja2.sandbox.ImmutableSandboxedEnvironment()
+    for use in ("", " is defined", " or 1", ".a", "()", "('a')"):
+        source = f"{{{{ x.{name}{use} }}}}"
+        try:
+            expected: str | None = own.from_string(source).render(x=value)
+        except (jinja2.TemplateError, AttributeError, TypeError, LookupError):
+            expected = None
+        try:
+            said: str | None = ChatTemplate(source, lambda: 0.0).render(chat([USER]), {"x": value})
+        except UnrenderableChat:
+            said = None
+        assert said == expected, source
 
 
 def test_helpers_of_hugging_face() -> None:
