@@ -13,6 +13,7 @@ import time
 import urllib.request
 from contextlib import ExitStack
 from dataclasses import replace
+from statistics import median
 
 from tokenizers import Tokenizer
 
@@ -33,6 +34,13 @@ TARGETS, BLOCK_TOKENS, PROMPT_TOKENS = 64, 16, 1000
 SMALL_TARGETS, SMALL_TOKENS = 8, 46
 PEERS = {"cache_aware": Bar(2.0, "ratio"), "round_robin": None}  # policies of vllm-router
 HEARD_S = 20.0
+RECORDS = 400  # of which the parts are medians
+PARTS = {
+    "reading the body": ("parse_ms",),
+    "template, tokens and keys": ("tokens_ms", "keys_ms"),
+    "looking up what is held": ("match_ms",),
+    "choosing and booking": ("decide_ms",),
+}
 SHAPE = Shape("CPU per 1,000-token request at 64 targets", "us", requests=4000, connections=16, body_bytes=0)
 SMALL = Shape("CPU per 200-byte request, policy warm, 8 targets", "us", requests=8000, connections=16, body_bytes=0)
 
@@ -49,8 +57,9 @@ def measure(run: BenchRun) -> list[Line]:
         seen = send_in_turns(run, [precise, even], shape, body)
         check_local(precise)
         check_hits(precise, chat.tokens)
+        parts = split(precise, shape.name, seen["precise"])
     bar = Bar(2.0, "ratio")
-    return [beside(f"{shape.name}, policy warm", "us", seen["precise"], seen["even"], "our round_robin", bar)]
+    return [beside(f"{shape.name}, policy warm", "us", seen["precise"], seen["even"], "our round_robin", bar), *parts]
 
 
 def send_in_turns(run: BenchRun, running: list[Running], shape: Shape, body: bytes) -> dict[str, list[float]]:
@@ -63,6 +72,20 @@ def send_in_turns(run: BenchRun, running: list[Running], shape: Shape, body: byt
             if repetition:
                 seen[router.name].append(us)
     return seen
+
+
+def split(router: Running, what: str, whole_us: list[float]) -> list[Line]:
+    """Return the parts of a request, us: those that records have the time of, and what remains of `whole_us`. Short
+    prompts pass these stages without a wait, so their times are CPU time.
+    """
+    records = router.get_admin(f"/admin/records?limit={RECORDS}")["records"]
+    stages = [record["stages"] for record in records]
+    lines, rest_us = [], median(whole_us)
+    for part, names in PARTS.items():
+        us = median([1e3 * sum(stage[name] or 0.0 for name in names) for stage in stages])
+        rest_us -= us
+        lines.append(Line(f"{what}: {part}", "us", [us]))
+    return [*lines, Line(f"{what}: the rest (HTTP on both sides, record, metrics)", "us", [rest_us])]
 
 
 def announce(router: Running, backend: int, chat: Chat) -> None:
@@ -109,9 +132,10 @@ def measure_small(run: BenchRun) -> list[Line]:
             running.append(replace(peer, name=policy))
         seen = send_in_turns(run, running, shape, body)
         check_local(precise)
+        parts = split(precise, shape.name, seen["precise"])
     ours = seen.pop("precise")
     lines = [beside(shape.name, "us", ours, us, f"vllm-router's {peer}", PEERS[peer]) for peer, us in seen.items()]
-    return lines or [Line(shape.name, "us", ours)]
+    return [*(lines or [Line(shape.name, "us", ours)]), *parts]
 
 
 ROWS = (
