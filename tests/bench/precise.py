@@ -1,6 +1,9 @@
-"""CPU per request of the precise policy: with a warm prompt of 1,000 tokens at 64 targets, beside our own round robin,
-and with a small request at 8 targets, beside the Rust router: `cache_aware`, which chooses by what was sent, and round
-robin, which chooses by nothing.
+"""CPU per request of the policy `warm`:
+
+    1,000 tokens that each of 64 targets holds    beside our own round robin
+    46 tokens, 8 targets                          beside vllm-router's `cache_aware`, which chooses by what was sent,
+                                                  and its round robin, which chooses by nothing
+    46 tokens, 500 targets                        beside 8 targets
 
 Both routers are in front of the same engines and get the same bytes. The engines have announced the long prompt's
 blocks, so the precise one tokenises, looks every block up and prices targets that hold it, at each request; the small
@@ -31,7 +34,7 @@ from tests.bench.routers import EVEN, Running
 from tests.bench.row import BenchRun, NotMeasured, Row
 
 TARGETS, BLOCK_TOKENS, PROMPT_TOKENS = 64, 16, 1000
-SMALL_TARGETS, SMALL_TOKENS = 8, 46
+SMALL_TARGETS, WIDE_TARGETS, SMALL_TOKENS = 8, 500, 46
 PEERS = {"cache_aware": Bar(2.0, "ratio"), "round_robin": None}  # policies of vllm-router
 HEARD_S = 20.0
 RECORDS = 400  # of which the parts are medians
@@ -42,6 +45,7 @@ PARTS = {
     "choosing and booking": ("decide_ms",),
 }
 SHAPE = Shape("CPU per 1,000-token request at 64 targets", "us", requests=4000, connections=16, body_bytes=0)
+WIDE = Shape("CPU per 200-byte request, policy warm, 500 targets", "us", requests=8000, connections=16, body_bytes=0)
 SMALL = Shape("CPU per 200-byte request, policy warm, 8 targets", "us", requests=8000, connections=16, body_bytes=0)
 
 
@@ -138,7 +142,24 @@ def measure_small(run: BenchRun) -> list[Line]:
     return [*(lines or [Line(shape.name, "us", ours)]), *parts]
 
 
+def measure_wide(run: BenchRun) -> list[Line]:
+    """Return the CPU per small request before many engines beside that before few."""
+    shape = WIDE.shrunk(run.effort.of(1, 2))
+    body = Chat(Words(DATA), SMALL_TOKENS, seed=3, message_tokens=SMALL_TOKENS).body()
+    with ExitStack() as stack:
+        running = []
+        for targets in (WIDE_TARGETS, SMALL_TARGETS):
+            backends = stack.enter_context(routers.engines(targets, events=True))
+            settings = cache_aware_settings(DATA)
+            running.append(stack.enter_context(routers.warmroute(backends, run.folder, settings, f"of {targets}")))
+        seen = send_in_turns(run, running, shape, body)
+        check_local(running[1])
+    wide, few = (seen[router.name] for router in running)
+    return [beside(shape.name, "us", wide, few, f"{SMALL_TARGETS} targets", Bar(1.3, "ratio"))]
+
+
 ROWS = (
     Row("precise", "precise policy, 64 targets", measure, 60, 12),
+    Row("precise-wide", "precise policy, small request, 500 targets", measure_wide, 90, 25),
     Row("precise-small", "precise policy, small request, 8 targets", measure_small, 85, 10),
 )
