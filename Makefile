@@ -134,7 +134,7 @@ audit: $(VENV)/.installed-test  ## ask PyPI's advisory service for known vulnera
 	@$(BIN)/pip-audit --strict --progress-spinner off --disable-pip --no-deps -r constraints.txt || \
 	  { echo "make audit: not passed: a known vulnerability, or not everything could be looked up (see above)"; exit 1; }
 
-bench: $(VENV)/.installed-test  ## measure every figure against its bar and peers (about 54 minutes; BENCH=--quick: 9)
+bench: $(VENV)/.installed-test  ## measure every figure against its bar and peers (about 52 minutes; BENCH=--quick: 9)
 	$(BIN)/python -m tests.bench $(BENCH)
 
 bench-sim: $(VENV)/.installed-test  ## compare the simulator with published measurements, and all policies, reduced (about an hour)

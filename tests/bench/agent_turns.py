@@ -102,4 +102,4 @@ def check_local(router: Running) -> None:
             raise NotMeasured(f"the router did not tokenise by itself: {json.dumps(told)}")
 
 
-ROWS = (Row("warm-turn", "warm agent turn: 80,000 tokens, 1,000 of them new", warm, 225, 20),)
+ROWS = (Row("warm-turn", "warm agent turn: 80,000 tokens, 1,000 of them new", warm, 150, 14),)
