@@ -27,6 +27,8 @@ from tests.bench.figures import Bar, Line, beside
 from tests.bench.prompts import Chat, Words
 from tests.bench.row import BenchRun, NotMeasured, Row
 
+# It renders chats with tools, too, which the router proves its tokenizer by.
+ENGINE_ARGS = ["--enable-scale-out", "--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
 KV_BYTES = 192 << 20  # 1 KiB per token of the longest prompt, and some
 RENDERED_S = 30.0
 
@@ -37,7 +39,7 @@ def measure(run: BenchRun) -> list[Line]:
     model = long_model(stack_models(venv, run.report).tiny, run.folder / MODEL)
     asked = LocalStackConfig(
         engines=1, first_port=0, model=str(model), served_name=MODEL, kv_cache_bytes=KV_BYTES, store=False,
-        max_model_len=CONTEXT_TOKENS, engine_args=["--enable-scale-out"], logs_dir=str(run.folder),
+        max_model_len=CONTEXT_TOKENS, engine_args=ENGINE_ARGS, logs_dir=str(run.folder),
     )  # fmt: skip
     with ExitStack() as stack:
         engine = stack.enter_context(RunningStack(asked, report_wait=run.report)).engines[0]
