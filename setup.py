@@ -27,8 +27,6 @@ from distutils.ccompiler import new_compiler  # isort: skip  # setuptools' own, 
 from distutils.sysconfig import customize_compiler  # isort: skip
 
 COMPILED = (
-    "router/backends/token_ids/passthrough.py",
-    "router/backends/token_ids/support.py",
     "router/backends/vllm/kv_event.py",
     "router/backends/vllm/kv_events.py",
     "router/features/adapters/book.py",
@@ -108,12 +106,14 @@ INTERPRETED = {
         "router/prompt/tokenization/content_format.py",
         "router/prompt/tokenization/harmony.py",
         "router/prompt/tokenization/kimi.py",
+        "router/prompt/tokenization/local_tokenizer.py",
         "router/prompt/tokenization/message_renderer.py",
         "router/prompt/tokenization/mistral.py",
         "router/prompt/tokenization/model_folder.py",
         "router/prompt/tokenization/probes.py",
         "router/prompt/tokenization/text_codec.py",
         "router/prompt/tokenization/threads.py",
+        "router/prompt/tokenization/tokenization.py",
         "router/proxy/asgi.py",
         "router/proxy/certificates.py",
         "router/proxy/listening_sockets.py",
@@ -122,6 +122,7 @@ INTERPRETED = {
         "router/request/picker_api.py",
         "router/request/picker_path.py",
         "router/request/query_parameters.py",
+        "router/request/token_ids.py",
         "router/tenants/tokens.py",
     ),
 }
