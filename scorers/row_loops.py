@@ -187,16 +187,16 @@ def roomiest(rows: Sequence[Row], costs: Sequence[float], least: float) -> list[
     """Return the indices of the rows that cost `least` and have the most free cache memory, in blocks, by the names of
     their targets, for `best`. All that cost `least` are returned if the free memory of one of them is unknown.
     """
-    tied = sorted([(rows[i].target, i) for i, cost in enumerate(costs) if cost == least])
+    tied = [i for _, i in sorted([(rows[i].target, i) for i, cost in enumerate(costs) if cost == least])]
     free: list[int] = []
-    for _, i in tied:
+    for i in tied:
         row = rows[i]
         block_tokens, capacity_tokens, held_tokens = row.block_tokens, row.capacity_tokens, row.held_tokens
         if block_tokens is None or capacity_tokens is None or held_tokens is None:
-            return [i for _, i in tied]
+            return tied
         free.append(max(0, capacity_tokens - held_tokens) // block_tokens)
     most = max(free)
-    return [i for place, (_, i) in enumerate(tied) if free[place] == most]
+    return [i for i, blocks in zip(tied, free, strict=True) if blocks == most]
 
 
 def charged_blocks(

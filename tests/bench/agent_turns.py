@@ -26,7 +26,6 @@ from tests.bench.row import BenchRun, NotMeasured, Row
 TOKENS, NEW_TOKENS = 80_000, 1_000
 SESSIONS, TURNS = 3, 20
 ENGINES = 4
-OVER = Bar(2.0, "ratio")
 
 
 def cache_aware_settings(folder: Path, **more: Any) -> dict[str, Any]:
@@ -51,7 +50,7 @@ def warm(run: BenchRun) -> list[Line]:
                 even = stack.enter_context(routers.warmroute(backends, run.folder, EVEN, "even"))
                 forwarding = [quantile(some, 0.5) for some in warm_turns(run, even, backends[0], Words(DATA))[0]]
                 what = "added, p50, beside reading and forwarding alone"
-                lines.append(beside(what, "ms", p50, forwarding, "our round_robin", OVER))
+                lines.append(beside(what, "ms", p50, forwarding, "our round_robin", Bar(2.0, "ratio")))
             passed = count_passed_prompts(router)
             run.notes.append(f"token_id_passthrough {hand}: {passed:.0f} prompts were sent with their ids")
         what = f"added before the engine sees it, ids handed: {hand}"

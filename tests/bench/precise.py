@@ -45,8 +45,8 @@ PARTS = {
     "choosing and booking": ("decide_ms",),
 }
 SHAPE = Shape("CPU per 1,000-token request at 64 targets", "us", requests=4000, connections=16, body_bytes=0)
-WIDE = Shape("CPU per 200-byte request, policy warm, 500 targets", "us", requests=8000, connections=16, body_bytes=0)
 SMALL = Shape("CPU per 200-byte request, policy warm, 8 targets", "us", requests=8000, connections=16, body_bytes=0)
+WIDE = replace(SMALL, name="CPU per 200-byte request, policy warm, 500 targets")
 
 
 def measure(run: BenchRun) -> list[Line]:
@@ -118,10 +118,14 @@ def check_hits(router: Running, tokens: int) -> None:
         raise NotMeasured(f"the router promised {predicted} of {tokens} tokens")
 
 
+def small_body() -> bytes:
+    """Return the body of the small request."""
+    return Chat(Words(DATA), SMALL_TOKENS, seed=3, message_tokens=SMALL_TOKENS).body()
+
+
 def measure_small(run: BenchRun) -> list[Line]:
     """Return the CPU per small request with `warm` beside each of `PEERS`."""
     shape = SMALL.shrunk(run.effort.of(1, 2))
-    body = Chat(Words(DATA), SMALL_TOKENS, seed=3, message_tokens=SMALL_TOKENS).body()
     with ExitStack() as stack:
         backends = stack.enter_context(routers.engines(SMALL_TARGETS, events=True))
         settings = cache_aware_settings(DATA)
@@ -134,7 +138,7 @@ def measure_small(run: BenchRun) -> list[Line]:
                 run.notes.append(f"vllm-router is left out: {why}")
                 break
             running.append(replace(peer, name=policy))
-        seen = send_in_turns(run, running, shape, body)
+        seen = send_in_turns(run, running, shape, small_body())
         check_local(precise)
         parts = split(precise, shape.name, seen["precise"])
     ours = seen.pop("precise")
@@ -145,14 +149,13 @@ def measure_small(run: BenchRun) -> list[Line]:
 def measure_wide(run: BenchRun) -> list[Line]:
     """Return the CPU per small request before many engines beside that before few."""
     shape = WIDE.shrunk(run.effort.of(1, 2))
-    body = Chat(Words(DATA), SMALL_TOKENS, seed=3, message_tokens=SMALL_TOKENS).body()
     with ExitStack() as stack:
         running = []
         for targets in (WIDE_TARGETS, SMALL_TARGETS):
             backends = stack.enter_context(routers.engines(targets, events=True))
             settings = cache_aware_settings(DATA)
             running.append(stack.enter_context(routers.warmroute(backends, run.folder, settings, f"of {targets}")))
-        seen = send_in_turns(run, running, shape, body)
+        seen = send_in_turns(run, running, shape, small_body())
         check_local(running[1])
     wide, few = (seen[router.name] for router in running)
     return [beside(shape.name, "us", wide, few, f"{SMALL_TARGETS} targets", Bar(1.3, "ratio"))]
